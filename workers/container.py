@@ -1,9 +1,9 @@
 """Runs one task to its end, and writes its status where the executor can read it.
 
     status.json   running, since when, and a heartbeat every ten seconds; then success or failed
-    output.json   the result; it is there before the status says success
+    output.json   the result, written before the status becomes success
 
-A process that is killed leaves `running` behind, with a heartbeat that grows old.
+A killed process leaves the status `running`, with a heartbeat that grows old.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from orchestrator.terminal_safe import without_password
 
 
 class Folder(Protocol):
-    """A folder, here or elsewhere, whose files appear whole or not at all."""
+    """A local or remote folder, whose files are written atomically."""
 
     name: str
-    """For people."""
+    """Name of the folder for logs and errors."""
 
     def read(self, file: str) -> bytes:
-        """Return what a file holds."""
+        """Return the content of a file."""
 
     def size(self, file: str) -> int:
-        """Return how many bytes a file holds."""
+        """Return the size of a file in bytes."""
 
     def write(self, file: str, data: bytes) -> None:
-        """Replace a file, durably."""
+        """Replace a file durably."""
 
     def delete(self) -> None:
-        """Delete the folder with all its files, if it is there."""
+        """Delete the folder with all its files, if it exists."""
 
 
 class LocalFolder:
-    """A folder of this machine, or one that is mounted here."""
+    """A folder of this machine, or one mounted into it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -62,16 +62,16 @@ class LocalFolder:
         return (self._path / file).read_bytes()
 
     def size(self, file: str) -> int:
-        """Return how many bytes a file holds."""
+        """Return the size of a file in bytes."""
         return (self._path / file).stat().st_size
 
     def delete(self) -> None:
-        """Delete the folder with all its files, if it is there."""
+        """Delete the folder with all its files, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._path)
 
     def write(self, file: str, data: bytes) -> None:
-        """Write beside it, and move it there: a reader sees the old one or the new one."""
+        """Write a temporary file and rename it, so that a reader sees the old content or the new."""
         self._path.mkdir(parents=True, exist_ok=True)
         part = self._path / f".{file}.{uuid4().hex}"
         try:
@@ -91,14 +91,14 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A place that fsspec reaches; object stores let an object appear when it is complete."""
+    """A folder that fsspec reaches. Object stores make an object visible when it is complete."""
 
     def __init__(self, url: str) -> None:
         self.name = without_password(url)
         try:
             from fsspec.core import url_to_fs
 
-            self._files, self._root = _opened(url_to_fs, url)
+            self._files, self._root = _open_filesystem(url_to_fs, url)
         except ImportError as error:
             raise ConfigurationError(
                 f"{self.name} needs a package that is not installed: {error}. Install it: pip install "
@@ -106,11 +106,11 @@ class RemoteFolder:
             ) from error
 
     def read(self, file: str) -> bytes:
-        """Return what an object holds."""
+        """Return the content of an object."""
         return bytes(self._files.cat_file(f"{self._root}/{file}"))
 
     def size(self, file: str) -> int:
-        """Return how many bytes an object holds."""
+        """Return the size of an object in bytes."""
         return int(self._files.size(f"{self._root}/{file}"))
 
     def delete(self) -> None:
@@ -120,11 +120,11 @@ class RemoteFolder:
             self._files.rm(self._root, recursive=True)
 
     def write(self, file: str, data: bytes) -> None:
-        """Put an object, at once."""
+        """Write an object in one request."""
         self._files.pipe_file(f"{self._root}/{file}", data)
 
 
-def _opened(url_to_fs: Any, url: str) -> tuple[Any, str]:
+def _open_filesystem(url_to_fs: Any, url: str) -> tuple[Any, str]:
     try:
         files, root = url_to_fs(url)
     except ValueError as error:
@@ -133,12 +133,12 @@ def _opened(url_to_fs: Any, url: str) -> tuple[Any, str]:
 
 
 def folder_of(path: str) -> Folder:
-    """Return the folder that a path or an address names."""
+    """Return the folder for a path or a URL."""
     return RemoteFolder(path) if "://" in path else LocalFolder(Path(path))
 
 
 def split(path: str) -> tuple[str, str]:
-    """Return the folder of a file, and the file in it."""
+    """Split the path of a file into its folder and its name."""
     folder, _, file = path.rpartition("/")
     return folder or (path[:1] if path.startswith("/") else "."), file
 
@@ -146,15 +146,15 @@ def split(path: str) -> tuple[str, str]:
 log = get_logger("run-task")
 
 FAILED, TEMPORARY, UNUSABLE, TERMINATED = 1, 75, 78, 143
-"""Exit codes: it failed; an address cannot be reached; it never will; SIGTERM."""
+"""Exit codes: the task failed; an address cannot be reached; the task can never run; SIGTERM was received."""
 _HEARTBEAT = 10.0
-_TRIES = 5
+_MAX_TRIES = 5
 _PAUSE = 1.0
-_LONGEST = 4_000
+_MAX_TEXT = 4_000
 
 
 class Specification(msgspec.Struct, frozen=True, kw_only=True):
-    """The specification that an executor wrote."""
+    """The task that an executor has specified for this process."""
 
     task: str = ""
     task_id: str = ""
@@ -168,82 +168,82 @@ class Terminated(BaseException):
 
 
 class Board:
-    """Where it is written how a task goes; nowhere if there is no place."""
+    """Writes the status of a task to a folder, or nowhere if `folder` is None."""
 
-    def __init__(self, place: Folder | None, specification: Specification, every: float = _HEARTBEAT) -> None:
-        self._place = place
-        self._said: dict[str, Any] = {
+    def __init__(self, folder: Folder | None, specification: Specification, interval: float = _HEARTBEAT) -> None:
+        self._folder = folder
+        self._common_fields: dict[str, Any] = {
             "task_id": specification.task_id,
             "attempt": specification.attempt,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "started_at": time.time(),
         }
-        self._every = every
-        self._turn = threading.Lock()
-        self._over = threading.Event()
-        self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._interval = interval
+        self._lock = threading.Lock()
+        self._has_ended = threading.Event()
+        self._heartbeat_thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def begin(self) -> None:
-        """Say that it runs, and go on saying so."""
+        """Write the status `running`, and refresh its heartbeat in a thread."""
         self._write("running")
-        self._beating.start()
+        self._heartbeat_thread.start()
 
     def succeed(self, output: bytes) -> None:
-        """Leave the result, and then say that it is there."""
-        self._over.set()
-        with self._turn:
-            self._put("output.json", output)
-            self._put("status.json", self._status("success"))
+        """Write the result, then the status `success`."""
+        self._has_ended.set()
+        with self._lock:
+            self._write_with_retries("output.json", output)
+            self._write_with_retries("status.json", self._status("success"))
 
     def fail(self, error: dict[str, Any]) -> None:
-        self._over.set()
-        with self._turn:
-            self._put("status.json", self._status("failed", error=error))
+        self._has_ended.set()
+        with self._lock:
+            self._write_with_retries("status.json", self._status("failed", error=error))
 
     def _beat(self) -> None:
-        while not self._over.wait(self._every):
+        while not self._has_ended.wait(self._interval):
             try:
                 self._write("running")
-            except Exception as error:  # noqa: BLE001  # whatever a place raises; the work goes on
+            except Exception as error:  # noqa: BLE001  # any error of the folder; the task goes on
                 log.warning("container.heartbeat_failed error=%s: it is tried again", error)
 
     def _write(self, status: str) -> None:
-        with self._turn:
-            if not self._over.is_set() and self._place is not None:
-                self._place.write("status.json", self._status(status))
+        with self._lock:
+            if not self._has_ended.is_set() and self._folder is not None:
+                self._folder.write("status.json", self._status(status))
 
     def _status(self, status: str, **more: Any) -> bytes:
-        return msgspec.json.encode({"status": status, "heartbeat": time.time(), **self._said, **more})
+        return msgspec.json.encode({"status": status, "heartbeat": time.time(), **self._common_fields, **more})
 
-    def _put(self, file: str, data: bytes) -> None:
-        """Write what must not be lost, again where the place is away for a moment."""
-        for number in range(1, _TRIES + 1):
+    def _write_with_retries(self, file: str, data: bytes) -> None:
+        """Write a file that must not be lost, with retries."""
+        for number in range(1, _MAX_TRIES + 1):
             try:
-                if self._place is not None:
-                    self._place.write(file, data)
+                if self._folder is not None:
+                    self._folder.write(file, data)
                 return
             except Exception as error:
-                if number == _TRIES:
+                if number == _MAX_TRIES:
                     raise
                 log.warning("container.write_failed file=%s error=%s: it is tried again", file, error)
                 time.sleep(_PAUSE * number)
 
 
 def run(call: Callable[[], Any], board: Board) -> int:
-    """Call a function, leave its end on the board and, as the last line, on standard output; return the exit code."""
-    board.begin()  # or else nothing is begun
+    """Call a function, write its end to the board, and print its result as the last line. Return the exit code."""
+    board.begin()  # if the first status cannot be written, the function is not called
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, _terminate) if main else None
     try:
-        output = _output(call)
+        output = _encoded_result(call)
         if main:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end is written
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end is being written
         board.succeed(output)
-    except BaseException as error:  # noqa: BLE001  # whatever ends the function is its end
+    except BaseException as error:  # noqa: BLE001  # whatever ends the function is its failure
         if main:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        board.fail(_described(error))
+        board.fail(_error_fields(error))
         traceback.print_exception(error)
         return TERMINATED if isinstance(error, Terminated) else FAILED
     finally:
@@ -255,21 +255,21 @@ def run(call: Callable[[], Any], board: Board) -> int:
     return 0
 
 
-def _output(call: Callable[[], Any]) -> bytes:
+def _encoded_result(call: Callable[[], Any]) -> bytes:
     value = call()
     if inspect.iscoroutine(value):
         value = asyncio.run(value)
-    plain = msgspec.to_builtins(value, str_keys=True)
-    if (reason := unstorable(plain)) is not None:
+    data = msgspec.to_builtins(value, str_keys=True)
+    if (reason := unstorable(data)) is not None:
         raise GiveUp(f"The work is done, but its result is no plain data: {reason}.")
-    return msgspec.json.encode(plain)
+    return msgspec.json.encode(data)
 
 
-def _described(error: BaseException) -> dict[str, Any]:
-    detail = "".join(traceback.format_exception(error))[-_LONGEST:]
+def _error_fields(error: BaseException) -> dict[str, Any]:
+    detail = "".join(traceback.format_exception(error))[-_MAX_TEXT:]
     message = "It was told to end (SIGTERM)." if isinstance(error, Terminated) else str(error)
     is_final = isinstance(error, GiveUp)
-    return {"kind": type(error).__name__, "message": message[:_LONGEST], "retryable": not is_final, "detail": detail}
+    return {"kind": type(error).__name__, "message": message[:_MAX_TEXT], "retryable": not is_final, "detail": detail}
 
 
 def _terminate(_number: int, _frame: object) -> None:

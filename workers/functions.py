@@ -1,4 +1,4 @@
-"""Find the application that `module:app` names."""
+"""Load the application that `module:app` names, and plain functions that the worker's operator has allowed."""
 
 from __future__ import annotations
 
@@ -28,103 +28,103 @@ if TYPE_CHECKING:
     from orchestrator.workers.executors.asking import Place, Request
 
 
-def load_app(where: str) -> Orchestrator:
-    """Import the application's module, and those that it includes, and return it; the current folder is importable."""
-    found = _find_app(where)
-    found.load_modules()
-    return found
+def load_app(path: str) -> Orchestrator:
+    """Import the application, with the modules that it includes. The current folder is importable."""
+    app = _find_app(path)
+    app.load_modules()
+    return app
 
 
-def _find_app(where: str) -> Orchestrator:
-    module_name, _, attribute = where.partition(":")
+def _find_app(path: str) -> Orchestrator:
+    module_name, _, attribute = path.partition(":")
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     if module_name.endswith(".py") or "/" in module_name:
         raise ConfigurationError(
-            f"An application is given as module:app, not as a file; found {where!r}.{_meant(module_name, attribute)}"
+            f"An application is given as module:app, not as a file; found {path!r}.{_suggest(module_name, attribute)}"
         )
-    if not module_name or module_name.startswith("."):  # relative to nothing
-        raise ConfigurationError(f"An application is given as module:app, e.g. tasks:app; found {where!r}.")
+    if not module_name or module_name.startswith("."):  # a relative import has no package here
+        raise ConfigurationError(f"An application is given as module:app, e.g. tasks:app; found {path!r}.")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise ConfigurationError(
-                f"There is no module {module_name!r} to find the application in.{_nearest(module_name)} "
+                f"There is no module {module_name!r} to find the application in.{_suggest_nearby(module_name)} "
                 f"Looked in {folder} and the installed packages."
             ) from error
-        raise broken(where, error) from error
+        raise broken(path, error) from error
     except (Exception, SystemExit) as error:
-        raise broken(where, error) from error
+        raise broken(path, error) from error
     apps = _applications(module)
     if attribute:
-        found = _as_app(getattr(module, attribute, None))
-        if found is not None:
-            return found
-        inner = _meant(f"{module_name}.celery", attribute) if hasattr(module, "__path__") else ""
-        hint = inner or did_you_mean(attribute, apps) or (f" It has: {', '.join(apps)}." if apps else _NONE)
+        app = _as_app(getattr(module, attribute, None))
+        if app is not None:
+            return app
+        inner = _suggest(f"{module_name}.celery", attribute) if hasattr(module, "__path__") else ""
+        hint = inner or did_you_mean(attribute, apps) or (f" It has: {', '.join(apps)}." if apps else _NO_APPS)
         raise ConfigurationError(f"{attribute!r} in module {module_name!r} is not an Orchestrator.{hint}")
     if len({id(app) for app in apps.values()}) != 1:
-        several = f" Say which: {', '.join(f'{module_name}:{name}' for name in apps)}." if apps else _NONE
+        several = f" Say which: {', '.join(f'{module_name}:{name}' for name in apps)}." if apps else _NO_APPS
         raise ConfigurationError(f"Module {module_name!r} holds {len(apps)} applications.{several}")
     return next(iter(apps.values()))
 
 
-_NONE = " It has none: app = Orchestrator() makes one."
+_NO_APPS = " It has none: app = Orchestrator() makes one."
 
 
 def _applications(module: ModuleType) -> dict[str, Orchestrator]:
-    found = ((name, _as_app(value)) for name, value in vars(module).items())
-    return {name: app for name, app in found if app is not None}
+    candidates = ((name, _as_app(value)) for name, value in vars(module).items())
+    return {name: app for name, app in candidates if app is not None}
 
 
 def _as_app(value: object) -> Orchestrator | None:
-    """Return an application, or the one below an object of another API, such as `orchestrator.compat.celery`."""
+    """Return an application, or the one inside an object of a compatible API (`orchestrator.compat`)."""
     if isinstance(value, Orchestrator) or not hasattr(type(value), "__orchestrator__"):
         return value if isinstance(value, Orchestrator) else None
     below: Orchestrator = value.__orchestrator__  # type: ignore[attr-defined]
     return below
 
 
-def _meant(file: str, attribute: str) -> str:
-    """Return ` Did you mean 'x:app'?` for a file, if there is such an application."""
+def _suggest(file: str, attribute: str) -> str:
+    """Return ` Did you mean 'x:app'?` if the module of this file has an application."""
     name = file.removesuffix(".py").removeprefix("./").replace("/", ".")
     try:
         apps = _applications(importlib.import_module(name))
-    except (Exception, SystemExit):  # noqa: BLE001  # it is not what was asked for, and a hint more or less
+    except (Exception, SystemExit):  # noqa: BLE001  # only the hint is lost
         return ""
     found = attribute if attribute in apps else next(iter(apps), None)
     return f" Did you mean '{name}:{found}'?" if found else ""
 
 
-def _nearest(module: str) -> str:
-    """Return ` Did you mean 'x'?` for a module that is not there, if one like it is."""
+def _suggest_nearby(module: str) -> str:
+    """Return ` Did you mean 'x'?` if a module with a similar name exists beside the missing one."""
     package, _, _ = module.rpartition(".")
-    front = f"{package}." if package else ""
-    with suppress(OSError, ValueError):  # what cannot be the name of a file
-        beside = (Path.cwd() / package.replace(".", "/")).glob("*.py")
-        return did_you_mean(module, [f"{front}{path.stem}" for path in beside if path.stem != "__init__"])
+    prefix = f"{package}." if package else ""
+    with suppress(OSError, ValueError):  # the name is no valid file name
+        siblings = (Path.cwd() / package.replace(".", "/")).glob("*.py")
+        return did_you_mean(module, [f"{prefix}{path.stem}" for path in siblings if path.stem != "__init__"])
     return ""
 
 
 def broken(where: str, error: BaseException) -> ImportFailed:
-    """Return the error of an application whose module raised another when it was imported."""
+    """Return the error for an application whose module failed to import."""
     return ImportFailed(f"The application {where} cannot be loaded. {what_failed(error)}")
 
 
-# -- plain functions, named `module:function` or `file.py:function`, that the worker's operator has allowed.
+# -- plain functions, named `module:function` or `file.py:function`, that the worker's operator has allowed
 #
-# A name comes over the network, so nothing is imported that `--allow` does not cover: a module and what is below it,
-# one file, or every file in a folder but those of virtual environments and installed packages. The real path decides
-# where a file lies. Only public functions that are defined there may be named: a module that has imported
-# `subprocess.check_output` does not offer it.
+# A name comes over the network, so only code that `--allow` covers is imported: a module and its submodules, one file,
+# or every file in a folder except virtual environments and installed packages. The real path decides where a file lies.
+# Only public functions defined in the module itself may be named: a module that imports `subprocess.check_output` does
+# not offer it.
 
 ANYTHING = "*:*"
-"""Announced by a worker with an allowed folder: the functions there must be tried."""
+"""Announced by a worker with allowed code: the leader cannot know which functions exist there."""
 _INSTALLED = ("site-packages", "dist-packages", "node_modules")
-_MARKS_OF_AN_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
-_OF_PYTHON = frozenset(
+_ENVIRONMENT_MARKERS = ("pyvenv.cfg", "conda-meta")
+_PYTHON_FOLDERS = frozenset(
     Path(path).resolve()
     for name, path in sysconfig.get_paths().items()
     if name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -132,7 +132,7 @@ _OF_PYTHON = frozenset(
 
 
 class Allowed:
-    """The functions that one worker may import by name."""
+    """The functions that a worker may import by name."""
 
     def __init__(self, app: Orchestrator, allow: Sequence[str]) -> None:
         self._app = app
@@ -143,17 +143,17 @@ class Allowed:
 
     @property
     def patterns(self) -> list[str]:
-        """Names to announce beside the registered ones."""
+        """Names to announce in addition to the registered tasks."""
         return [ANYTHING] if self._folders or self._files or self._modules else []
 
     def find(self, name: str) -> Task[..., Any] | None:
-        """Return the function of that name as a task, or None if it is not allowed or not there."""
+        """Return the function of that name as a task, or None if it is not allowed or does not exist."""
         if ":" not in name:
             return None
         if name not in self._found:
             try:
                 task = self._load(name)
-            except Exception as error:  # noqa: BLE001  # whatever the import raises is the failure of the task
+            except Exception as error:  # noqa: BLE001  # an error of the import is the failure of the task
                 return _as_task(self._app, name, _raising(error))
             if task is None:
                 return None
@@ -167,59 +167,59 @@ class Allowed:
         return _as_task(self._app, name, self._app._adapted(found, self._function))
 
     def _function(self, name: str) -> Any:
-        """Return the function or task of that name, if it is allowed and there."""
-        place, _, attribute = name.partition(":")
+        """Return the function or task of that name, or None if it is not allowed or does not exist."""
+        location, _, attribute = name.partition(":")
         if not attribute.isidentifier() or attribute.startswith("_"):
             return None
-        module = self._load_file(place) if place.endswith(".py") else self._load_module(place)
+        module = self._load_file(location) if location.endswith(".py") else self._load_module(location)
         found = None if module is None else vars(module).get(attribute)
         function = found.function if isinstance(found, Task) else found
         if module is None or not inspect.isfunction(function) or function.__module__ != module.__name__:
             return None
         return found
 
-    def _load_file(self, place: str) -> ModuleType | None:
-        candidates = [folder / place for folder in self._folders]
-        candidates += [file for file in self._files if file.name == place or file == Path(place).resolve()]
+    def _load_file(self, file_name: str) -> ModuleType | None:
+        candidates = [folder / file_name for folder in self._folders]
+        candidates += [file for file in self._files if file.name == file_name or file == Path(file_name).resolve()]
         for candidate in candidates:
             path = candidate.resolve()
             if path.is_file() and (path in self._files or self._covers(path)):
                 return _execute(path)
         return None
 
-    def _load_module(self, place: str) -> ModuleType | None:
-        if not all(part.isidentifier() for part in place.split(".")):
+    def _load_module(self, name: str) -> ModuleType | None:
+        if not all(part.isidentifier() for part in name.split(".")):
             return None
-        if any(place == module or place.startswith(f"{module}.") for module in self._modules):
-            module = importlib.import_module(place)
-            return module if module.__name__ == place else None
-        origin = _origin(place)
+        if any(name == module or name.startswith(f"{module}.") for module in self._modules):
+            module = importlib.import_module(name)
+            return module if module.__name__ == name else None
+        origin = _origin(name)
         if origin is None or not self._covers(origin):
             return None
-        module = importlib.import_module(place)
+        module = importlib.import_module(name)
         file = getattr(module, "__file__", None)
-        return module if module.__name__ == place and file is not None and Path(file).resolve() == origin else None
+        return module if module.__name__ == name and file is not None and Path(file).resolve() == origin else None
 
     def _covers(self, path: Path) -> bool:
-        """Say whether a real path lies in an allowed folder, and in nothing that was installed below it."""
+        """Return whether a real path lies in an allowed folder, outside of installed packages."""
         return any(path.is_relative_to(folder) and _is_own(path, folder) for folder in self._folders)
 
 
 def _is_own(path: Path, folder: Path) -> bool:
-    """Say whether a file below a folder is of the project: in no hidden folder, environment or installed package."""
+    """Return whether a file is in no hidden folder, environment or installed package below `folder`."""
     inner: Iterable[Path] = (parent for parent in path.parents if parent != folder and parent.is_relative_to(folder))
     return not any(
         parent.name.startswith(".")
         or parent.name in _INSTALLED
-        or parent in _OF_PYTHON
-        or any((parent / mark).exists() for mark in _MARKS_OF_AN_ENVIRONMENT)
+        or parent in _PYTHON_FOLDERS
+        or any((parent / marker).exists() for marker in _ENVIRONMENT_MARKERS)
         for parent in inner
     )
 
 
-def _origin(place: str) -> Path | None:
-    """Return the real path of the file that a module would be imported from; nothing is imported to find it."""
-    top, *inner = place.split(".")
+def _origin(module: str) -> Path | None:
+    """Return the real path of a module's file, without importing anything."""
+    top, *inner = module.split(".")
     loaded = sys.modules.get(top)
     spec = importlib.util.find_spec(top) if loaded is None else getattr(loaded, "__spec__", None)
     if spec is None:
@@ -227,20 +227,20 @@ def _origin(place: str) -> Path | None:
     file = spec.origin if spec.has_location else None
     folders = list(spec.submodule_search_locations or ())
     for part in inner:
-        found = [Path(folder, part) for folder in folders]
+        paths = [Path(folder, part) for folder in folders]
         files = [
-            file for path in found for file in (path / "__init__.py", path.with_name(f"{part}.py")) if file.is_file()
+            file for path in paths for file in (path / "__init__.py", path.with_name(f"{part}.py")) if file.is_file()
         ]
         file = str(files[0]) if files else None
         if file is None:
-            folders = [str(path) for path in found if path.is_dir()]  # a package without a file of its own
+            folders = [str(path) for path in paths if path.is_dir()]  # a namespace package has no file
         else:
             folders = [str(files[0].parent)] if files[0].name == "__init__.py" else []
     return None if file is None else Path(file).resolve()
 
 
 def _execute(path: Path) -> ModuleType:
-    """Import a file that need not be on Python's path."""
+    """Import a file that need not be on `sys.path`."""
     specification = importlib.util.spec_from_file_location(f"orchestrator_file_{path.stem}", path)
     if specification is None or specification.loader is None:
         raise InvalidTask(f"{path} cannot be imported.")
@@ -261,24 +261,24 @@ def _as_task(app: Orchestrator, name: str, function: Callable[..., Any]) -> Task
     return Task(app._client, name, function, CallOptions(), Signature(name, function))
 
 
-# -- post JSON to an address that a workflow gives, and nowhere else.
+# -- webhooks: post JSON to an address that a workflow gives
 #
-# The request goes out as those of executors do (`workers/executors/asking.py`): the name is resolved once, each of its
-# addresses is judged, and the connection is made to one that was found good. Redirects are not followed, and proxies of
-# the environment, which would resolve the name for themselves, are not used.
+# The request is sent like those of executors (`workers/executors/asking.py`): resolve the name once, check each of its
+# addresses, and connect to an allowed one. Redirects are not followed. Proxies of the environment are not used, because
+# they would resolve the name again.
 
 _TIMEOUT = 30.0
 _PORTS = {"http": 80, "https": 443}
-_AS_IT_IS = "!#$%&'()*+,/:;=?@[]~"
-"""Characters of a path and query; the rest is quoted."""
+_UNQUOTED = "!#$%&'()*+,/:;=?@[]~"
+"""Characters of a path and query that stay as they are; all others are quoted."""
 
 
 class WebhookFailed(Exception):
-    """The other side did not take a webhook."""
+    """The receiver did not accept a webhook."""
 
 
 def install(app: Orchestrator) -> None:
-    """Add the task that posts webhooks to an application: every worker knows it."""
+    """Register the task that posts webhooks. Every worker has it."""
     destinations = parse_destinations(app.settings.webhooks, app.settings.webhook_allow)
 
     @app.task(name="orchestrator.webhook")
@@ -287,8 +287,8 @@ def install(app: Orchestrator) -> None:
 
 
 def post(url: str, body: Any, destinations: Destinations) -> int:
-    """Post JSON; return the answer's status. An answer other than 2xx is a failure, and is tried again."""
-    from orchestrator.workers.executors import asking  # with the first of them: a process starts sooner without h11
+    """Post JSON and return the status of the response. A status other than 2xx is a failure, which is retried."""
+    from orchestrator.workers.executors import asking  # imported late: without h11 a process starts sooner
 
     if destinations.mode == "off":
         raise GiveUp("Webhooks are turned off for this worker (setting webhooks).")
@@ -298,8 +298,8 @@ def post(url: str, body: Any, destinations: Destinations) -> int:
     except ValueError as error:
         raise GiveUp(f"The body of the webhook goes out as JSON, which has no NaN and no infinity: {error}.") from None
     try:
-        place, request = asking.Place(host, port, is_secure, ""), asking.Request("POST", path, data)
-        status = asyncio.run(_status(place, request, destinations))
+        address, request = asking.Place(host, port, is_secure, ""), asking.Request("POST", path, data)
+        status = asyncio.run(_status(address, request, destinations))
     except asking.Barred as error:
         raise GiveUp(f"The webhook is not sent: {error}. The worker's operator can allow it.") from None
     except asking.Unanswered as error:
@@ -316,15 +316,15 @@ def post(url: str, body: Any, destinations: Destinations) -> int:
     return status
 
 
-async def _status(place: Place, request: Request, destinations: Destinations) -> int:
+async def _status(address: Place, request: Request, destinations: Destinations) -> int:
     from orchestrator.workers.executors import asking
 
-    async with asyncio.timeout(_TIMEOUT), asking.opened(place, request, allowed=destinations) as incoming:
+    async with asyncio.timeout(_TIMEOUT), asking.opened(address, request, allowed=destinations) as incoming:
         return incoming.head.status
 
 
 def _parse(url: str) -> tuple[str, int, bool, str]:
-    """Take an address apart; what is wrong with it is said without it, for it may hold a secret."""
+    """Split an address. Error messages leave it out, because it may contain a secret."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -334,5 +334,5 @@ def _parse(url: str) -> tuple[str, int, bool, str]:
         raise GiveUp(f"A webhook has an http or https address; found one with {parts.scheme[:20] or 'no scheme'!r}.")
     if parts.username is not None or parts.password is not None:
         raise GiveUp("The address of a webhook cannot hold a user or password: put a token into its path or its body.")
-    path = quote(parts.path or "/", safe=_AS_IT_IS) + (f"?{quote(parts.query, safe=_AS_IT_IS)}" if parts.query else "")
+    path = quote(parts.path or "/", safe=_UNQUOTED) + (f"?{quote(parts.query, safe=_UNQUOTED)}" if parts.query else "")
     return parts.hostname, port or _PORTS[parts.scheme], parts.scheme == "https", path

@@ -1,4 +1,4 @@
-"""One worker process: what it consists of, and its life until its parent says to stop."""
+"""A worker process: its parts, and its work from the start until it has drained."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ from orchestrator.workers.spec import WorkerSpec
 
 log = get_logger("worker")
 
-_LOOK = 1.0
-"""Seconds between two looks whether what runs has ended, and whether it is still worth waiting."""
+_POLL_INTERVAL = 1.0
+"""Seconds between two checks of whether the running tasks have ended and the process should still wait for them."""
 _LAST_REPORTS = 5.0
-"""Seconds that the last reports have at least, even if running tasks have used up the time to drain."""
+"""Minimum seconds to deliver the last reports, even if running tasks have used up the drain timeout."""
 _LAST_RELEASES = 2.0
-"""Seconds in which what executions leave behind is cleared away when the process ends."""
+"""Seconds to clean up the leftovers of executions when the process ends."""
 _LEADERLESS_AFTER = 5.0
-"""Seconds without a word of a leader after which a process that ends waits no longer for it."""
+"""Seconds without a sign of a leader after which an ending process stops waiting for the leader."""
 
 
 def main(
@@ -69,14 +69,14 @@ def main(
     pipe: Connection[Any, Any],
     first_to_report: FirstToReport,
 ) -> Farewell:
-    """Run a worker process; return its last word."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent passes it on
-    signal.signal(signal.SIGHUP, lambda *_: None)  # so does the end of a terminal
-    if spec.reload:  # a file that is changed twice in a second must not be taken for what was compiled in between
+    """Run a worker process until it has drained. Return how it ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent forwards it
+    signal.signal(signal.SIGHUP, lambda *_: None)  # a closed terminal signals the whole group, too
+    if spec.reload:  # a file changed twice in one second must not match the bytecode compiled in between
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     if spec.commands:
-        forbid_inspection(False)  # for a moment: it opens its standard output again, by its own name
+        forbid_inspection(False)  # briefly: `capture_output` reopens the standard output by its path in /proc
     capture_output()
     if spec.commands:
         forbid_inspection()
@@ -89,11 +89,11 @@ def main(
         app._resources.start()
     except OrchestratorError as error:
         end_fork(error.__cause__ or error)
-        share_log()  # what it has silenced before it failed comes out all the same
+        share_log()  # print also the output that was muted before the failure
         if first_to_report.take():
             log.error("app.not_loaded app=%s error=%s", spec.app, error)
         return Farewell.BROKEN if isinstance(error, ImportFailed) else Farewell.UNUSABLE
-    except BaseException as error:  # the user's module fails to import, or ends: show where, once
+    except BaseException as error:  # the user's module fails to import, or exits: log the traceback once
         end_fork(error)
         share_log()
         if first_to_report.take():
@@ -103,22 +103,23 @@ def main(
     first_to_report.close()
     settle()  # the application lives as long as this process
     process = WorkerProcess(app, spec, settings, worker, held, pipe)
-    # In a thread: a handler interrupts the main thread anywhere, also while it holds the lock that draining needs.
+    # Drain in a thread: a signal handler interrupts the main thread anywhere, also while the main thread holds the lock
+    # that draining needs.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=process.drain, daemon=True).start())
-    process.say_hello()
-    start_critical_thread("orders", process.obey)
+    process.send_hello()
+    start_critical_thread("orders", process.run_commands)
     return Farewell.FINISHED if process.run() else Farewell.UNFINISHED
 
 
 def end_process(held: HeldAttempts, farewell: Farewell) -> NoReturn:
-    """Leave the last word of this process, and end it whatever its threads do."""
+    """Record how this process ended, and exit without waiting for threads."""
     close_output()
-    held.say(farewell)
+    held.write_farewell(farewell)
     os._exit(0 if farewell is Farewell.FINISHED else 1)
 
 
 class WorkerProcess:
-    """Everything that receives, runs and reports tasks, from its start until it has drained."""
+    """Receives, runs and reports tasks, from the start of the process until it has drained."""
 
     def __init__(
         self,
@@ -140,8 +141,8 @@ class WorkerProcess:
         app._client.shard = settings.namespace.partition("/")[2] or None
         url, keys = settings.require_redis(), Keys.of(settings)
         self._reporter = Reporter(WorkerStreams(connect(url), keys), worker, held, vault_of(settings))
-        words = connect(url)
-        self._journal = Journal(words, keys, settings.log_limit, connect_shared(settings, words))
+        redis = connect(url)
+        self._journal = Journal(redis, keys, settings.log_limit, connect_shared(settings, redis))
         self._reporter.on_end = self._journal.end
         keeps_lines = settings.capture_logs != "off"
         outbox = ProcessOutbox(self._reporter, self._journal, Pages(connect(url), keys), keeps_lines=keeps_lines)
@@ -157,9 +158,9 @@ class WorkerProcess:
             concurrency=spec.concurrency,
             ttl=settings.worker_ttl,
             stop_grace=settings.stop_grace,
-            on_stuck=self.leave_behind,
+            on_stuck=self.leave_stuck_code,
             turn_timeout=settings.turn_timeout,
-            on_standstill=self.leave_loop,
+            on_standstill=self.leave_blocked_loop,
             spans=AttemptSpans(self._spans),
         )
         self._reporter.jobs = self._pool.received.snapshot
@@ -179,10 +180,10 @@ class WorkerProcess:
         )
 
     def run(self) -> bool:
-        """Work until drained; say whether everything was finished."""
+        """Work until drained. Return whether all tasks were finished."""
         self._reporter.start()
         self._pool.start()
-        self._held.say_handed_back(self._receiver.run())
+        self._held.write_handed_back(self._receiver.run())
         finished = self._finish()
         self._pool.task_log.summarize(time.monotonic())
         if not finished:
@@ -190,9 +191,9 @@ class WorkerProcess:
                 "worker.drain_timeout seconds=%g: tasks that still run are returned", self._settings.drain_timeout
             )
             self._pool.send_notes()
-        # In an outage a report may need longer. One that never arrives makes its task run again.
-        left = min(self._settings.drain_timeout, self._give_up_at - time.monotonic())
-        self._await_applied(max(_LAST_REPORTS, left))
+        # In an outage a report may need longer. A task whose report never arrives runs again.
+        remaining = min(self._settings.drain_timeout, self._give_up_at - time.monotonic())
+        self._await_applied(max(_LAST_REPORTS, remaining))
         self._pool.release(_LAST_RELEASES)
         timer = threading.Timer(max(_LAST_REPORTS, self._settings.drain_timeout), self._leave_open, (finished,))
         timer.daemon = True
@@ -209,19 +210,19 @@ class WorkerProcess:
             self._spans.flush(LAST_SPANS)
 
     def _leave_open(self, finished: bool) -> None:
-        """End the process although a resource, or a lifespan, does not close."""
+        """Exit although a resource or a lifespan does not close."""
         name = ", ".join(self._app._resources.closing)
         log.error("resource.close_hangs resource=%s: the process ends without it", name)
         self._leave()
         end_process(self._held, Farewell.FINISHED if finished else Farewell.UNFINISHED)
 
     def _finish(self) -> bool:
-        """Wait until running tasks have ended, as long as that takes; when the worker stops, up to its drain timeout.
+        """Wait until running tasks have ended. When the worker stops, wait at most for its drain timeout.
 
-        Tasks on an event loop that is blocked for good are not waited for.
+        Do not wait for tasks on an event loop that is blocked for good.
         """
         began = time.monotonic()
-        while not self._pool.received.wait_until_idle(_LOOK):
+        while not self._pool.received.wait_until_idle(_POLL_INTERVAL):
             give_up_at = self._give_up_at
             if self._pool.standstill.is_blocked():
                 give_up_at = min(give_up_at, began + self._settings.drain_timeout)
@@ -231,9 +232,9 @@ class WorkerProcess:
         return True
 
     def _await_applied(self, timeout: float) -> None:
-        """Wait until the leader has the last reports; where there is none, they wait for the next one in Redis."""
+        """Wait until the leader has applied the last reports. Without a leader, leave them in Redis."""
         give_up_at = time.monotonic() + timeout
-        while not self._reporter.wait_until_applied(min(_LOOK, max(0.0, give_up_at - time.monotonic()))):
+        while not self._reporter.wait_until_applied(min(_POLL_INTERVAL, max(0.0, give_up_at - time.monotonic()))):
             if time.monotonic() >= give_up_at:
                 return
             with contextlib.suppress(*UNAVAILABLE):
@@ -242,40 +243,40 @@ class WorkerProcess:
                     return
 
     def drain(self) -> None:
-        """Take no more, finish what runs, hand back the rest."""
+        """Receive no more tasks, finish running tasks within the drain timeout, and hand back the rest."""
         self._give_up_at = min(self._give_up_at, time.monotonic() + self._settings.drain_timeout)
         self.retire()
 
     def retire(self) -> None:
-        """Take no more, and finish what runs, however long it takes."""
+        """Receive no more tasks, and finish running tasks, however long they take."""
         self._receiver.close()
 
     # -- messages to the parent
 
-    def say_hello(self) -> None:
-        """Report to the parent that this process is ready, and what for."""
+    def send_hello(self) -> None:
+        """Tell the parent that this process is ready, and announce its tasks, queues and capabilities."""
         spec, app, settings = self._spec, self._app, self._settings
-        means = [*spec.means, *key_names(settings), *store_means(settings)]
-        means += announcements(self._setup) if spec.executions else []
-        hidden = {name: task._redacting_options.redact for name, task in app.tasks.items()}
-        means += [redacting(name, patterns) for name, patterns in hidden.items() if patterns]
-        signals = ((name, one._signature.signals()) for name, one in app.code_workflows.items())
-        means += [taking(name, known) for name, known in signals if known is not None]
-        names = sorted({*app.tasks, *app.code_workflows._announced, *self._allowed.patterns, *means})
+        capabilities = [*spec.capabilities, *key_names(settings), *store_means(settings)]
+        capabilities += announcements(self._setup) if spec.executions else []
+        redacted = {name: task._redacting_options.redact for name, task in app.tasks.items()}
+        capabilities += [redacting(name, patterns) for name, patterns in redacted.items() if patterns]
+        signals = ((name, workflow._signature.signals()) for name, workflow in app.code_workflows.items())
+        capabilities += [taking(name, accepted) for name, accepted in signals if accepted is not None]
+        names = sorted({*app.tasks, *app.code_workflows._announced, *self._allowed.patterns, *capabilities})
         everywhere = redaction.words(app.settings.redact)
-        workflows = ((name, one._signature, everywhere) for name, one in app.code_workflows.items())
-        tasks = ((name, task._signature, hidden[name]) for name, task in app.tasks.items())
+        workflows = ((name, workflow._signature, everywhere) for name, workflow in app.code_workflows.items())
+        tasks = ((name, task._signature, redacted[name]) for name, task in app.tasks.items())
         parameters = encode(announced_parameters(chain(workflows, tasks)))
         served, unserved = spec.served(self._named), spec.unserved(self._named)
         self._notify_parent(Hello(names, served, unserved, app.settings.release, parameters))
 
-    def leave_behind(self, task: str) -> None:
-        """End for the sake of code that does not: with the process, it will."""
+    def leave_stuck_code(self, task: str) -> None:
+        """Ask to be replaced, because the code of a task does not stop. Only the end of the process can stop it."""
         self.retire()
         self._notify_parent(Leaving(f"the code of task {task} does not end", at_once=True))
 
-    def leave_loop(self, why: str) -> None:
-        """End because no asynchronous task gets on here; another process runs those that come."""
+    def leave_blocked_loop(self, why: str) -> None:
+        """Ask to be replaced, because the event loop is blocked. Another process runs new asynchronous tasks."""
         log.error("process.event_loop_blocked: %s; this process is replaced", why)
         self.retire()
         self._notify_parent(Leaving("its event loop stands still", at_once=True))
@@ -286,8 +287,8 @@ class WorkerProcess:
 
     # -- the parent's commands
 
-    def obey(self) -> None:
-        """Do what the parent says; if it is gone, this process has no heartbeats, and must not go on."""
+    def run_commands(self) -> None:
+        """Run the parent's commands. Exit at once if the parent is gone, because then there are no heartbeats."""
         while True:
             try:
                 command = decode(Command, self._pipe.recv_bytes())
@@ -297,7 +298,7 @@ class WorkerProcess:
                 continue  # cannot happen between a parent and the child it forked
             if command.verb == "pause":
                 self._receiver.pause()
-                self._driver.doubt(True)  # others may have what this process has
+                self._driver.doubt(True)  # another worker may have taken over the executions of this process
             elif command.verb == "resume":
                 self._receiver.resume()
                 self._driver.doubt(False)
@@ -306,11 +307,11 @@ class WorkerProcess:
             elif command.verb == "retire":
                 self.retire()
             elif command.verb == "stay":
-                self._age.stay()
+                self._age.remove_limit()
             elif command.verb == "spare":
                 self._pool.spare((attempt.id, attempt.attempt) for attempt in command.spare)
             else:
                 stop, moved = (
-                    [(attempt.id, attempt.attempt) for attempt in some] for some in (command.stop, command.moved)
+                    [(attempt.id, attempt.attempt) for attempt in items] for items in (command.stop, command.moved)
                 )
                 self._pool.revoke(stop, moved)

@@ -1,4 +1,4 @@
-"""How tasks come into a worker process: read from its queues, given to the pool, or handed back."""
+"""Receiving tasks in a worker process: read messages from the queues, pass tasks to the pool, or hand them back."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from orchestrator.workers.running.pool import Pool
 log = get_logger("worker")
 
 _WAIT = 1.0
-"""Seconds that a read waits before the process looks whether it should stop."""
-_TOO_LATE = 2 * _WAIT
-"""Seconds after which what a read brings may have been given to others: no heartbeat has listed it all that time."""
-_UNHEARD_PAUSE = 0.1
-"""Seconds between two looks for a sign of life of the parent."""
-_LAST_PAUSE = 0.02
-"""Seconds between two looks for tasks of this worker alone."""
-_MOST_MESSAGES = 100
+"""Seconds that a read blocks before the process checks whether it should stop."""
+_MAX_READ_AGE = 2 * _WAIT
+"""Seconds after which a read is discarded: no heartbeat listed its tasks meanwhile, so they may run elsewhere."""
+_PAUSE = 0.1
+"""Seconds between two checks of the heartbeat or of the successor process."""
+_PRIVATE_PAUSE = 0.02
+"""Seconds between two reads of the worker's private stream."""
+_MAX_MESSAGES = 100
 
 
 class Receiver:
-    """Receives tasks and gives them to the pool, until it is closed."""
+    """Receives tasks and submits them to the pool, until it is closed."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class Receiver:
     ) -> None:
         self._settings = settings
         self._worker = worker
-        self._own = private_queue(worker)
-        self._queues = (*queues, self._own)
+        self._private = private_queue(worker)
+        self._queues = (*queues, self._private)
         self._held = held
         self._reporter = reporter
         self._pool = pool
@@ -58,9 +58,9 @@ class Receiver:
         self._redis = Outage(log, "Redis", "no tasks are received")
         self._joined = ""
         self._executing: threading.Thread | None = None
-        """Receives executions, from the first of them on: they need none of the slots that tasks wait for."""
-        self._full = False
-        self._bundle = 1.0
+        """The thread that receives executions, started with the first execution. Executions need no slots of tasks."""
+        self._is_full = False
+        self._tasks_per_message = 1.0
         self._closed = threading.Event()
         self._may_start = threading.Event()
         self._may_start.set()
@@ -68,66 +68,66 @@ class Receiver:
     def _connect(self) -> WorkerStreams:
         return WorkerStreams(connect(self._settings.require_redis()), Keys.of(self._settings))
 
-    # -- what others say
+    # -- control by the process
 
     def pause(self) -> None:
-        """Start nothing until further notice."""
+        """Start no tasks until `resume`."""
         self._may_start.clear()
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Start tasks again after `pause`."""
         self._may_start.set()
 
     def close(self) -> None:
-        """Take no more, ever."""
+        """Stop receiving for good."""
         self._closed.set()
         self._may_start.set()
 
     def is_led(self, within: float) -> bool:
-        """Say whether Redis has heard of a leader within so many seconds."""
+        """Return whether a leader has written to Redis within so many seconds."""
         return self._streams.is_led(within)
 
     # -- receiving
 
     def run(self) -> int:
-        """Receive until closed; return how much was handed back because the worker stops."""
+        """Receive until closed. Return how many tasks were handed back because the worker stops."""
         handed_back = 0
         while not self._closed.is_set():
             self._held.shrink()
             if not self._may_start.wait(_WAIT):
                 continue
-            if self._pool.is_unheard():
-                self._closed.wait(_UNHEARD_PAUSE)
+            if self._pool.is_parent_silent():
+                self._closed.wait(_PAUSE)
                 continue
-            if self._age.left() <= 0:
+            if self._age.remaining() <= 0:
                 self._age.check()
-                self._closed.wait(_UNHEARD_PAUSE)
+                self._closed.wait(_PAUSE)
                 continue
             room = self._pool.received.wait_for_room(_WAIT) if self._has_space() else 0
-            room = min(room, self._age.left())
+            room = min(room, self._age.remaining())
             if room > 0 and not self._closed.is_set():
-                asked_at = time.monotonic()
-                handed_back += self._take_in(self._receive(room), asked_at)
+                read_began_at = time.monotonic()
+                handed_back += self._accept_or_return(self._receive(room), read_began_at)
             elif not self._closed.is_set():  # executions need no slot
-                self._follow()
+                self._join_new_generation()
                 if self._executing is None:
-                    handed_back += self._take_in(self._left_over(), time.monotonic())
+                    handed_back += self._accept_or_return(self._take_private(), time.monotonic())
             self._age.check()
-        handed_back += self._pool.let_go()
+        handed_back += self._pool.hand_back_executions()
         if self._executing is not None:
             self._executing.join(2 * _WAIT)
-        return handed_back + self._pool.hand_back_waiting() + self._give_back(self._left_over(), "worker stops")
+        return handed_back + self._pool.hand_back_waiting() + self._hand_back_all(self._take_private(), "worker stops")
 
     def _has_space(self) -> bool:
-        """Say whether a message fits the table of what is held; if not, no leader has applied a report for long."""
-        was_full, self._full = self._full, self._held.room < LARGEST_BUNDLE
-        if self._full and not was_full:
+        """Return whether the table of held attempts has room. It fills up if no leader applies reports."""
+        was_full, self._is_full = self._is_full, self._held.room < LARGEST_BUNDLE
+        if self._is_full and not was_full:
             log.warning(
                 "worker.reports_full reports=%d: no tasks are received until a leader applies them", self._held.capacity
             )
-        if self._full:
+        if self._is_full:
             self._closed.wait(0.2)
-        return not self._full
+        return not self._is_full
 
     def _receive(self, room: int) -> list[Received]:
         try:
@@ -135,28 +135,27 @@ class Receiver:
             if not generation:
                 return []
             fits = self._held.room // LARGEST_BUNDLE
-            count = max(1, min(_MOST_MESSAGES, fits, int(room / self._bundle)))
-            is_last = (
-                self._pool.standstill.sends_away
-            )  # a read that waits in Redis has what comes before this process looks
+            count = max(1, min(_MAX_MESSAGES, fits, int(room / self._tasks_per_message)))
+            # A read that blocks in Redis would get messages that arrive before this process checks its event loop.
+            is_last = self._pool.standstill.hands_back
             received = self._streams.take(generation, self._worker, self._queues, count, 0.0 if is_last else _WAIT)
             self._redis.worked()
             if is_last and not received:
-                self._closed.wait(_LAST_PAUSE)
+                self._closed.wait(_PRIVATE_PAUSE)
             if not received and self._streams.generation() != generation:
-                self._joined = ""  # its streams may stay: the leader of the next generation need not have known of it
+                self._joined = ""  # the streams may remain, if the new leader did not know of them
             return received
         except StreamsGone:
             self._joined = ""
             self._closed.wait(0.1)
         except UNAVAILABLE as error:
             self._redis.failed(describe(error))
-            self._joined = ""  # it may come back as another server, with messages of before in its streams
+            self._joined = ""  # Redis may come back as another server, with old messages in its streams
             self._closed.wait(0.5)
         return []
 
     def _join(self) -> str:
-        """Make sure that the queues of the current generation can be read; return the generation."""
+        """Create the consumer groups of the current generation where they are missing. Return the generation."""
         if self._joined and self._joined == self._reporter.generation:
             return self._joined
         generation = self._streams.generation()
@@ -168,11 +167,11 @@ class Receiver:
         if not self._reporter.generation:
             self._reporter.generation = generation
         elif self._reporter.generation != generation:
-            self._reporter.look()  # it may have nothing to report, and yet something to send again
+            self._reporter.check_generation()  # there may be no new reports, but some to send again
         return generation
 
-    def _follow(self) -> None:
-        """Join another generation that has begun while nothing is received here: its executions need no slot."""
+    def _join_new_generation(self) -> None:
+        """Join a new generation while no slot is free: executions of the new generation need no slot."""
         try:
             if self._streams.generation() != self._joined:
                 self._joined = ""
@@ -182,17 +181,17 @@ class Receiver:
             self._redis.failed(describe(error))
             self._joined = ""
 
-    def _left_over(self) -> list[Received]:
-        """Receive the messages of this worker's own stream."""
+    def _take_private(self) -> list[Received]:
+        """Read the messages of this worker's private stream without blocking."""
         try:
             if self._joined:
-                return self._streams.take(self._joined, self._worker, [self._own], _MOST_MESSAGES, 0.001)
+                return self._streams.take(self._joined, self._worker, [self._private], _MAX_MESSAGES, 0.001)
         except (StreamsGone, *UNAVAILABLE) as error:
             log.debug("worker.orders_unreturned error=%s: the leader finds them", error)
         return []
 
     def _receive_executions(self) -> None:
-        """Receive what was sent to this worker alone, whether slots are free or not; in a thread of its own."""
+        """Receive executions from the private stream, whether slots are free or not. Runs in a thread of its own."""
         streams, driver = self._connect(), self._pool.driver
         assert driver is not None
         while not self._closed.is_set():
@@ -200,25 +199,25 @@ class Receiver:
                 continue
             room = min(driver.wait_for_room(_WAIT), self._held.room // LARGEST_BUNDLE)
             generation = self._joined
-            if self._pool.is_unheard() or not generation or room <= 0:
-                self._closed.wait(_UNHEARD_PAUSE)
+            if self._pool.is_parent_silent() or not generation or room <= 0:
+                self._closed.wait(_PAUSE)
                 continue
-            asked_at = time.monotonic()
+            read_began_at = time.monotonic()
             try:
-                received = streams.take(generation, self._worker, [self._own], min(_MOST_MESSAGES, room), _WAIT)
-            except (StreamsGone, *UNAVAILABLE):  # of which the other thread takes note
+                received = streams.take(generation, self._worker, [self._private], min(_MAX_MESSAGES, room), _WAIT)
+            except (StreamsGone, *UNAVAILABLE):  # the other thread logs the outage
                 self._closed.wait(0.5)
                 continue
-            self._take_in(received, asked_at)
+            self._accept_or_return(received, read_began_at)
 
     # -- taking in
 
-    def _take_in(self, received: list[Received], asked_at: float) -> int:
-        """Run what was received, unless it comes too late; return how much is handed back because the worker stops."""
+    def _accept_or_return(self, received: list[Received], read_began_at: float) -> int:
+        """Submit received tasks, unless too late. Return how many are handed back because the worker stops."""
         if self._closed.is_set():
-            return self._give_back(received, "worker stops")
-        if time.monotonic() - asked_at > _TOO_LATE:
-            self._give_back(received, "received too late")
+            return self._hand_back_all(received, "worker stops")
+        if time.monotonic() - read_began_at > _MAX_READ_AGE:
+            self._hand_back_all(received, "received too late")
         else:
             self._accept(received)
         return 0
@@ -226,11 +225,11 @@ class Receiver:
     def _accept(self, received: list[Received]) -> None:
         jobs: list[Job] = []
         executions: list[Job] = []
-        left = self._age.left()
-        for job in self._jobs_of(received):
+        remaining = self._age.remaining()
+        for job in self._hold(received):
             if job.options.executor is not None:
                 executions.append(job)
-            elif len(jobs) < left:
+            elif len(jobs) < remaining:
                 jobs.append(job)
             else:
                 self._return(job, "its process has run enough")
@@ -240,20 +239,20 @@ class Receiver:
                 self._executing = threading.Thread(target=self._receive_executions, name="executions", daemon=True)
                 self._executing.start()
         if jobs:
-            self._bundle = 0.5 * self._bundle + 0.5 * len(jobs) / len(received)
+            self._tasks_per_message = 0.5 * self._tasks_per_message + 0.5 * len(jobs) / len(received)
             self._pool.submit(jobs)
             if not self._may_start.is_set():
                 self._pool.hand_back_waiting()
 
-    def _give_back(self, received: list[Received], reason: str) -> int:
-        """Start nothing of what came when this process was to take no more, or came long ago; return how many."""
-        jobs = self._jobs_of(received)
+    def _hand_back_all(self, received: list[Received], reason: str) -> int:
+        """Hand back all tasks of these messages. Return how many."""
+        jobs = self._hold(received)
         for job in jobs:
             self._return(job, reason)
         return len(jobs)
 
-    def _jobs_of(self, received: list[Received]) -> list[Job]:
-        """Hold what was received, from now on."""
+    def _hold(self, received: list[Received]) -> list[Job]:
+        """Record the received tasks in the table of held attempts, and return their jobs."""
         now = time.monotonic()
         jobs = []
         for generation, queue, entry, tasks in received:
@@ -269,39 +268,39 @@ class Receiver:
 # -- how many tasks a worker process may run before another takes its place (`--max-tasks-per-process`)
 
 _NO_LIMIT = 1_000_000
-"""More than there is ever room for."""
-_SUCCESSION = 3.0
-"""Seconds that a successor takes to be ready, roughly."""
+"""Stands for no limit: more than there is ever room for."""
+_LEAD_TIME = 3.0
+"""Seconds until a successor process is ready, roughly."""
 
 
 class Age:
-    """Counts what a process has used up of `most`, and has the parent start a successor in time."""
+    """Counts the tasks of a process against `--max-tasks-per-process`, and requests a successor in time."""
 
-    def __init__(self, most: int | None, received: ReceivedJobs, notify_parent: Callable[[Leaving], None]) -> None:
-        self._most = most
+    def __init__(self, max_tasks: int | None, received: ReceivedJobs, notify_parent: Callable[[Leaving], None]) -> None:
+        self._max_tasks = max_tasks
         self._received = received
         self._notify_parent = notify_parent
         self._is_leaving = False
         self._is_spent = False
-        """It has received as many tasks as it may run."""
+        """The process has received as many tasks as it may run."""
 
-    def stay(self) -> None:
-        """Go on all the same: there is no successor."""
-        self._most = None
+    def remove_limit(self) -> None:
+        """Drop the limit, because there is no successor."""
+        self._max_tasks = None
 
-    def left(self) -> int:
-        """Return how many tasks this process may still take."""
-        return _NO_LIMIT if self._most is None else max(0, self._most - self._received.used)
+    def remaining(self) -> int:
+        """Return how many more tasks this process may receive."""
+        return _NO_LIMIT if self._max_tasks is None else max(0, self._max_tasks - self._received.used)
 
     def check(self) -> None:
-        """Have a successor ready by the time that this process has run all it may; then take no more."""
-        most = self._most
-        if most is None or self._is_spent:
+        """Request a successor before the limit is reached, and an immediate replacement once it is."""
+        limit = self._max_tasks
+        if limit is None or self._is_spent:
             return
-        left = max(0, most - self._received.used)
+        left = max(0, limit - self._received.used)
         if left == 0:
             self._is_spent = True
-            self._notify_parent(Leaving(f"it has run {most} tasks", at_once=True, is_last=False))
-        elif not self._is_leaving and left <= min(most / 2, max(most / 5, self._received.pace.rate * _SUCCESSION)):
+            self._notify_parent(Leaving(f"it has run {limit} tasks", at_once=True, is_last=False))
+        elif not self._is_leaving and left <= min(limit / 2, max(limit / 5, self._received.pace.rate * _LEAD_TIME)):
             self._is_leaving = True
-            self._notify_parent(Leaving(f"it has run {self._received.ended} tasks of {most}", at_once=False))
+            self._notify_parent(Leaving(f"it has run {self._received.ended} tasks of {limit}", at_once=False))

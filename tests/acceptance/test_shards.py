@@ -32,7 +32,7 @@ from orchestrator.store import database, shards
 from orchestrator.transport.announcements import announce
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.worker import WorkerStreams
-from orchestrator.workers.parent.beating import Beating
+from orchestrator.workers.parent.beating import Heartbeats
 from orchestrator.workers.spec import WorkerSpec
 from tests.acceptance.conftest import SHARDS, sharded_stack
 from tests.acceptance.stack import Stack, using
@@ -240,7 +240,7 @@ def test_a_worker_complains_of_a_number_that_is_still_another_after_a_change(
     def said(*found: tuple[float, int]) -> int:
         """Count what is logged while the leader has these numbers at these times."""
         caplog.clear()
-        beating = Beating(WorkerStreams(sharded.redis, keys), WorkerSpec(app="project:app"), sharded.settings)
+        beating = Heartbeats(WorkerStreams(sharded.redis, keys), WorkerSpec(app="project:app"), sharded.settings)
         for now, number in found:
             sharded.redis.set(keys.canary, f"shards={number}", ex=60)
             beating.check_shards(now)

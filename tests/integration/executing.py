@@ -96,7 +96,7 @@ async def watched_to_the_end(executor: Any, asked: Execution, timeout: float) ->
         dispatch=SimpleNamespace(id=b"", attempt=1),
     )
     record = Record(name=asked.name, attempt=1, failures=0, since=0.0)
-    await driving.Driver(*given)._go_on(driving._Job(job, executor, asked, record))
+    await driving.Driver(*given)._run_to_end(driving._Watched(job, executor, asked, record))
     return reports.made[-1]
 
 

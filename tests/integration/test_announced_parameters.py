@@ -14,7 +14,7 @@ from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_call
 from orchestrator.store.fleet import parameters_of
 from orchestrator.transport.codec import encode
-from orchestrator.workers.parent.beating import _PUBLISH_AGAIN, Beating
+from orchestrator.workers.parent.beating import _REPUBLISH_INTERVAL, Heartbeats
 from orchestrator.workers.parent.child import Child
 from tests.integration.stage import System
 from tests.integration.visitor import Visitor
@@ -163,7 +163,7 @@ class Streams:
 
 def test_a_worker_publishes_them_once_in_a_while(system: System) -> None:
     streams = Streams()
-    beating = Beating(streams, None, system.settings)  # type: ignore[arg-type]
+    beating = Heartbeats(streams, None, system.settings)  # type: ignore[arg-type]
     children = []
     for parameters in (NEW, NEW, OLD, b""):
         child = Child.__new__(Child)
@@ -172,7 +172,7 @@ def test_a_worker_publishes_them_once_in_a_while(system: System) -> None:
         child.doubtful = True
         children.append(child)
     for second in range(3):
-        beating.beat(children, None, float(second))
+        beating.send(children, None, float(second))
     assert sorted(streams.published) == sorted([OLD, NEW])
-    beating.beat(children, None, _PUBLISH_AGAIN + 5)
+    beating.send(children, None, _REPUBLISH_INTERVAL + 5)
     assert sorted(streams.published) == sorted([OLD, NEW] * 2)

@@ -321,7 +321,7 @@ print(5)
 
 
 def test_a_bar_that_is_drawn_over_is_told_while_it_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spools, "_DRAWN_EVERY", 3_600.0)
+    monkeypatch.setattr(spools, "_PROGRESS_INTERVAL", 3_600.0)
     spool = Spool(tmp_path, "x-1")
     spool.folder.mkdir()
 
@@ -332,7 +332,7 @@ def test_a_bar_that_is_drawn_over_is_told_while_it_is_drawn(tmp_path: Path, monk
 
     assert said(b"begins\r\n10%\r20%\r30") == "begins\n20%"
     assert said(b"%\r40%\r") is None, "its time is not over"
-    monkeypatch.setattr(spools, "_DRAWN_EVERY", 0.0)
+    monkeypatch.setattr(spools, "_PROGRESS_INTERVAL", 0.0)
     assert said(b"50%\r") == "50%", "only how it stands"
     assert said(b"\nsaved\r\n60%") == "saved", "what ends the bar is no line"
     assert spool.new_lines(is_last=True) == "60%"
@@ -640,7 +640,7 @@ def test_the_driver_has_the_rest_told_once_it_has_ended_a_command() -> None:
     async def story(executor: ProcessExecutor) -> None:
         setup = Setup(settings=load_settings(environ={}), worker="w")
         parts = [cast("Any", None)] * 4
-        watched = driving._Job(
+        watched = driving._Watched(
             parts[0], cast("Any", Told()), execution("/bin/true"), Record(name="e", attempt=1, failures=0, since=0.0)
         )
         watched.listener = cast("Any", "listener")

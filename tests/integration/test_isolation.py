@@ -79,7 +79,7 @@ def test_the_first_children_do_the_work_of_those_that_would_have_to_start(
     isolation: Isolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker died with many short tasks: what takes long is to start processes for them."""
-    monkeypatch.setattr(isolated, "_STARTING", 1)
+    monkeypatch.setattr(isolated, "_MAX_STARTING", 1)
     with ThreadPoolExecutor(16) as threads:
         used = list(threads.map(lambda _: run(isolation), range(32)))
     assert len(used) == 32
@@ -87,7 +87,7 @@ def test_the_first_children_do_the_work_of_those_that_would_have_to_start(
 
 
 def test_a_job_that_waits_for_a_child_can_be_stopped(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolated, "_STARTING", 0)
+    monkeypatch.setattr(isolated, "_MAX_STARTING", 0)
     job = new_job()
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(isolation.run, job, lambda _: None)

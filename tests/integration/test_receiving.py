@@ -35,7 +35,7 @@ class KeepingPool:
         self.driver = self.received = self
         self.slots = 0
         self.asked = 0
-        self.standstill = SimpleNamespace(sends_away=False)
+        self.standstill = SimpleNamespace(hands_back=False)
 
     def wait_for_room(self, timeout: float) -> int:
         if threading.current_thread().name == "executions":
@@ -50,10 +50,10 @@ class KeepingPool:
 
     execute = submit
 
-    def is_unheard(self) -> bool:
+    def is_parent_silent(self) -> bool:
         return False
 
-    def let_go(self) -> int:
+    def hand_back_executions(self) -> int:
         return 0
 
     def hand_back_waiting(self) -> int:
@@ -156,7 +156,7 @@ def test_what_was_read_in_a_generation_drops_nothing_of_the_next(harness: Harnes
 
 def test_where_tasks_cannot_run_others_have_them_first(harness: Harness) -> None:
     """Redis gives a message to who has waited longest for it, so such a process does not wait there."""
-    harness.pool.slots, harness.pool.standstill.sends_away = 5, True
+    harness.pool.slots, harness.pool.standstill.hands_back = 5, True
     harness.begin("first")
     other = WorkerStreams(connect(harness.settings.require_redis(), timeout=120), harness.keys)
     for letter in (b"a", b"b", b"c"):

@@ -153,7 +153,7 @@ def test_whoever_reads_while_it_is_written_sees_all_of_it_or_nothing(tmp_path: P
 
 
 def test_heartbeats_go_on_while_it_runs_and_end_with_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    board = Board(LocalFolder(tmp_path), Specification(), every=0.01)
+    board = Board(LocalFolder(tmp_path), Specification(), interval=0.01)
     beats: list[float] = []
 
     def work() -> int:
@@ -164,8 +164,8 @@ def test_heartbeats_go_on_while_it_runs_and_end_with_it(tmp_path: Path, capfd: p
 
     assert run(work, board) == 0
     assert capfd.readouterr().out.split() == ["1"]
-    board._beating.join(10)
-    assert not board._beating.is_alive()
+    board._heartbeat_thread.join(10)
+    assert not board._heartbeat_thread.is_alive()
     assert status(tmp_path)["status"] == "success"
 
 

@@ -134,7 +134,7 @@ class Reports(list[AttemptReport]):
 
     def send(self) -> None: ...
 
-    def hurry(self) -> None: ...
+    def wake(self) -> None: ...
 
     def code_ended(self, job: Job) -> None:
         job.lingers = False
@@ -239,7 +239,7 @@ def test_many_commands_at_once_may_take_their_time(world: World) -> None:
 
 
 def test_commands_without_end_do_not(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_MOST_COMMANDS", 1_000)
+    monkeypatch.setattr(turns, "_MAX_COMMANDS", 1_000)
     world.submit("never-done")
     assert world.reported().stuck.kind == "TurnTooLong"
 

@@ -112,13 +112,13 @@ def test_a_watched_thread_gets_on_when_something_is_sent_to_another(blocked: Blo
     delivery.send(blocked.ident, TaskTimeout)
     watched.gets_on()
     for _ in range(3):
-        delivery.look()  # the clock
+        delivery.deliver_pending()  # the clock
         watched.gets_on()
     assert not blocked.caught
     watched.end()
     blocked.release()
     eventually(lambda: blocked.caught, "it arrives when the call returns", DEADLINE)
-    delivery.look()
+    delivery.deliver_pending()
     later = Watched(delivery)
     later.gets_on()
     later.end()
@@ -142,7 +142,7 @@ def test_what_is_sent_arrives_between_two_short_waits_while_others_are_watched_a
     delivery.send(thread.ident, TaskTimeout)
 
     def look() -> bool:
-        delivery.look()
+        delivery.deliver_pending()
         return bool(caught)
 
     eventually(look, "it has arrived", DEADLINE)
@@ -165,7 +165,7 @@ def test_what_is_taken_back_does_not_arrive() -> None:
             sent.wait(DEADLINE)
         except TaskTimeout as error:
             caught.append(error)
-        delivery.take_back()
+        delivery.discard()
         for _ in range(1000):
             len("")
         ended.set()
@@ -177,7 +177,7 @@ def test_what_is_taken_back_does_not_arrive() -> None:
     delivery.send(thread.ident, TaskTimeout)
     sent.set()
     assert ended.wait(DEADLINE)
-    delivery.look()
+    delivery.deliver_pending()
     watched = Watched(delivery)
     watched.gets_on()
     watched.end()

@@ -65,18 +65,18 @@ def test_who_counts_what_runs_cannot_hide_what_is_held() -> None:
                 held.add(task, 1)  # the process receives a task while its clock is writing
             return 3
 
-    held.show_running(Count())  # type: ignore[arg-type]
+    held.write_running(Count())  # type: ignore[arg-type]
     assert held.unended() == [(task, 1)]
     assert held.snapshot()[1] == 3
 
 
 def test_the_child_knows_how_long_its_parent_has_given_no_sign() -> None:
     held = HeldAttempts(10)
-    assert held.unheard(100.0) == 0.0, "it has not begun to beat"
-    held.nod(100.0)
+    assert held.parent_silence(100.0) == 0.0, "it has not begun to beat"
+    held.write_parent_beat(100.0)
     held.beat(103.0, 0.5)
     held.add(b"a" * 16, 1)
-    assert held.unheard(103.5) == 3.5
+    assert held.parent_silence(103.5) == 3.5
     assert held.pulse() == (103.0, 0.5)
 
 

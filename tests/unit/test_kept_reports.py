@@ -114,9 +114,9 @@ def test_a_million_enqueues_are_bounded_and_counted(clock: Clock) -> None:
     found = keeper.recall([])
     assert found == [enqueued(number, number.to_bytes(16, "little"), 1_000) for number in range(1_000)][-len(found) :]
     assert 5 < len(found) < 10
-    assert (keeper.dropped, keeper.lacks_some) == (1_000 - len(found), True)
+    assert (keeper.dropped, keeper.is_incomplete) == (1_000 - len(found), True)
     clock.now += SECONDS + 1
-    assert not keeper.lacks_some, "that was long ago"
+    assert not keeper.is_incomplete, "that was long ago"
 
 
 def test_ends_are_bounded_and_push_out_no_enqueues(clock: Clock) -> None:
@@ -223,7 +223,7 @@ def test_what_was_applied_is_sent_again_before_the_rest_when_commits_were_lost(
     reporter.report(succeeded(), hold(reporter))
     send(reporter)
     stream.begin(AFTER)  # it was cut off while LOST began
-    reporter.look()
+    reporter.check_generation()
     send(reporter)
     assert stream.reports == [enqueued(1), succeeded()]
 
@@ -294,7 +294,7 @@ def test_a_report_that_could_not_be_sent_is_left_to_the_thread(
         patch.setattr(stream, "flush", refuse)
         reporter.report(succeeded(), hold(reporter), later=True)
         reporter.send()
-    assert reporter._bell.get_nowait() is None, "the thread is woken"
+    assert reporter._wakeup.get_nowait() is None, "the thread is woken"
     reporter.report(succeeded(TWO), hold(reporter, TWO), later=True)
     reporter.send()
     assert not reporter.has_sent_all
@@ -304,9 +304,9 @@ def test_a_report_that_could_not_be_sent_is_left_to_the_thread(
 
 def test_what_waits_for_a_thread_that_is_busy_is_sent(reporter: Reporter) -> None:
     reporter._is_asleep = True
-    reporter.hurry()
-    assert reporter._bell.empty()
+    reporter.wake()
+    assert reporter._wakeup.empty()
     reporter.report(succeeded(), hold(reporter), later=True)
-    assert reporter._bell.empty()
-    reporter.hurry()
-    assert reporter._bell.get_nowait() is None
+    assert reporter._wakeup.empty()
+    reporter.wake()
+    assert reporter._wakeup.get_nowait() is None

@@ -58,7 +58,7 @@ def test_of_too_many_lines_the_first_and_the_last_are_kept() -> None:
     assert said[:80] == [f"{number:099}" for number in range(80)]
     assert said[80] == f"900 lines (90,000 bytes) were dropped here: {why(10_000)}"
     assert said[81:] == [f"{number:099}" for number in range(980, 1_000)]
-    assert (lines._attempts, lines._fresh) == ({}, {})
+    assert (lines._attempts, lines._ready) == ({}, {})
 
 
 def test_lines_that_come_as_one_text_are_kept_as_if_they_came_alone() -> None:
@@ -108,7 +108,7 @@ def test_blank_lines_are_kept_and_counted() -> None:
 
 
 def test_what_is_dropped_for_different_reasons_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporting, "_MOST_WAITING", 340)
+    monkeypatch.setattr(reporting, "_MAX_WAITING", 340)
     lines, job = Lines(1_000), new_job()
     lines.add_many(job, line("\n".join([f"{number:099}" for number in range(5)])))
     lines.add_many(job, line("\n".join([f"{number:099}" for number in range(5, 20)])))
@@ -146,7 +146,7 @@ def test_the_last_lines_wait_for_the_end() -> None:
 
 
 def test_more_than_can_be_passed_on_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporting, "_MOST_WAITING", 1_400)
+    monkeypatch.setattr(reporting, "_MAX_WAITING", 1_400)
     lines, job, other = Lines(1_000_000), new_job(), new_job()
     for number in range(15):
         lines.add(job, line(f"{number:099}"))

@@ -323,7 +323,7 @@ def test_whatever_a_task_raises_can_be_reported(app: Orchestrator, error: BaseEx
 def test_more_than_a_message_holds_is_not_enqueued_inside_a_task(
     app: Orchestrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "_MOST_ENQUEUED", 100_000)
+    monkeypatch.setattr(runtime, "_MAX_ENQUEUED", 100_000)
     inner = app.task(name="inner")(lambda text: text)
     outbox = KeptOutbox()
     for options in ({}, {"on_success": True}):

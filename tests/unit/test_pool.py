@@ -42,7 +42,7 @@ class Reports(list[Any]):
 
     def note(self, job: Job) -> None: ...
 
-    def hurry(self) -> None: ...
+    def wake(self) -> None: ...
 
     def code_ended(self, job: Job) -> None:
         job.lingers = False
@@ -126,8 +126,8 @@ def test_reports_of_short_tasks_are_sent_together(monkeypatch: pytest.MonkeyPatc
     reports, held = Reports(), HeldAttempts(capacity=200)
     runner = Runner(app, reports, Allowed(app, ()))  # type: ignore[arg-type]
     pool = Pool(runner, None, reports, held, concurrency=1, ttl=1e9, stop_grace=1.0, on_stuck=print)  # type: ignore[arg-type]
-    monkeypatch.setattr(pool_module, "_LATEST", 1e9)
-    monkeypatch.setattr(threads, "_QUICK", 1e9)
+    monkeypatch.setattr(pool_module, "_MAX_BATCH_DELAY", 1e9)
+    monkeypatch.setattr(threads, "_QUICK_SECONDS", 1e9)
     pool._sent_at = time.monotonic()
 
     def run(number: int) -> None:
@@ -139,13 +139,13 @@ def test_reports_of_short_tasks_are_sent_together(monkeypatch: pytest.MonkeyPatc
     run(100)
     eventually(lambda: reports.sent[-1] == 101, "all are sent")
     assert reports.later == [True] * 101
-    monkeypatch.setattr(pool_module, "_LATEST", 0.0)
+    monkeypatch.setattr(pool_module, "_MAX_BATCH_DELAY", 0.0)
     run(3)
     eventually(lambda: reports.sent[-3:] == [102, 103, 104], "none waits for long")
 
 
 def test_what_waits_for_a_blocked_event_loop_is_handed_back_and_threads_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standstill, "_LONGEST_DELAY", 1e9)
+    monkeypatch.setattr(standstill, "_MAX_DELAY", 1e9)
     app = Orchestrator(database_url="postgresql://nowhere/x", redis_url="redis://nowhere")
     blocked, let_go = threading.Event(), threading.Event()
 
@@ -180,7 +180,7 @@ def test_what_waits_for_a_blocked_event_loop_is_handed_back_and_threads_go_on(mo
     eventually(lambda: len(reports) == 2, "they are handed back")
     assert reports == [Returned(name.ljust(16), 1, why) for name in (b"soon", b"late")]
     reports.clear()
-    assert pool.standstill.sends_away
+    assert pool.standstill.hands_back
     stays = job("soon", time.monotonic(), attempt=2)
     pool.submit([stays, job("late", time.monotonic(), attempt=2)])
     eventually(lambda: reports, "one comes back, and stays away for longer")
@@ -194,7 +194,7 @@ def test_what_waits_for_a_blocked_event_loop_is_handed_back_and_threads_go_on(mo
     assert reports[0].id == blocker.dispatch.id
     eventually(lambda: len(reports) == 2, "so has what stayed, or it is handed back after all")
     reports.clear()
-    eventually(lambda: not pool.standstill.sends_away, "that was noticed")
+    eventually(lambda: not pool.standstill.hands_back, "that was noticed")
     pool.submit([job("soon", attempt=3)])
     eventually(lambda: reports, "it runs here")
     assert isinstance(reports.pop(), Succeeded)

@@ -80,7 +80,7 @@ class Printing:
 def printing(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Printing]:
     printing = Printing(tmp_path / "log")
     printing.handler.setFormatter(request.param())
-    monkeypatch.setattr(task_output, "_keepers", [printing.kept])
+    monkeypatch.setattr(task_output, "_line_stores", [printing.kept])
     enter_task(JobRuntime(printing.job, None))  # type: ignore[arg-type]
     yield printing
     end_lines(printing.job)

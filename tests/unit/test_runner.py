@@ -25,7 +25,7 @@ from orchestrator.payloads.stores import MARK
 from orchestrator.references import whole_reference
 from orchestrator.workers.functions import Allowed
 from orchestrator.workers.running import large_results
-from orchestrator.workers.running.delivery import uninterrupted
+from orchestrator.workers.running.delivery import discard_interruption
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
 from tests.outbox import ClosedOutbox
@@ -184,7 +184,7 @@ def test_calls_can_be_watched_after_an_interruption_was_taken_back() -> None:
     """In Python 3.11, a thread that watches its calls hangs for ever while an exception seems to be on its way."""
 
     def take_back_and_watch() -> None:
-        uninterrupted()
+        discard_interruption()
         sys.setprofile(lambda *_: None)
         try:
             str.upper("a")
@@ -264,15 +264,15 @@ def test_an_output_for_which_the_store_has_no_room_waits_and_is_handed_back_at_l
     try:
         with ThreadPoolExecutor(1) as threads:
             report = threads.submit(run)
-            eventually(lambda: runner._large._outage.lasts, "that it waits")
+            eventually(lambda: runner._results._outage.lasts, "that it waits")
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             done = report.result(60)
         assert isinstance(done, Succeeded)
         reference = whole_reference(done.result)
         assert reference is not None
-        assert runner._large._store.encoded(reference) == msgspec.msgpack.encode(data)  # type: ignore[union-attr]
+        assert runner._results._store.encoded(reference) == msgspec.msgpack.encode(data)  # type: ignore[union-attr]
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, limits[1]))
-        monkeypatch.setattr(large_results, "_PATIENCE", 0.0)
+        monkeypatch.setattr(large_results, "_STORE_TIMEOUT", 0.0)
         assert isinstance(run(), Returned)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

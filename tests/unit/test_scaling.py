@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, most_processes, plan, scaled
-from orchestrator.workers.running.job import LOOK, Pace
+from orchestrator.workers.running.job import CHECK_INTERVAL, Pace
 
 LOADING, WORKING, WORN, DRAINING = ChildState.LOADING, ChildState.WORKING, ChildState.WORN, ChildState.DRAINING
 
@@ -52,7 +52,7 @@ LOADING, WORKING, WORN, DRAINING = ChildState.LOADING, ChildState.WORKING, Child
     ],
 )
 def test_plan(states: list[ChildState], wanted: int, expected: tuple[int, list[int]]) -> None:
-    assert plan(states, wanted, most=6) == expected
+    assert plan(states, wanted, limit=6) == expected
 
 
 @pytest.mark.parametrize(("wanted", "most"), [(1, 8), (2, 8), (4, 12)])
@@ -126,12 +126,12 @@ def test_a_headcount_follows_the_load() -> None:
 
 
 def test_a_process_whose_tasks_end_together_is_full_all_the_same() -> None:
-    pace, now = Pace(4, LOOK), time.monotonic()
+    pace, now = Pace(4, CHECK_INTERVAL), time.monotonic()
     loads = []
     for _ in range(20):
         for _ in range(8):
             pace.measure(now, 4)
-            now += LOOK
+            now += CHECK_INTERVAL
         pace.measure(now, 0)
         now += 0.01  # until the next four are here
         loads.append(pace.load)

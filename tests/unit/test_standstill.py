@@ -14,17 +14,17 @@ class Loop:
     def __init__(self) -> None:
         self.standing = 0.0
 
-    def watch(self, _: float) -> float:
+    def measure_stall(self, _: float) -> float:
         return self.standing
 
-    def standstill(self) -> str:
+    def describe_block(self) -> str:
         return "a task keeps it"
 
 
 def standing_still(loop: Loop, given_up: list[str] | None = None) -> Standstill:
     watched: Any = loop
     standstill = Standstill(watched, HeldAttempts(1), print if given_up is None else given_up.append, 5.0)
-    standstill.look(0.0)
+    standstill.check(0.0)
     return standstill
 
 
@@ -32,12 +32,12 @@ def test_what_comes_back_stays_away_for_longer_each_time() -> None:
     loop = Loop()
     standstill = standing_still(loop)
     assert standstill.delay(b"a", 1.0) == 0.0
-    standstill.look(1.0)  # it has turned
+    standstill.check(1.0)  # it has turned
     loop.standing = 0.3
-    standstill.look(1.0)
-    assert not standstill.sends_away
+    standstill.check(1.0)
+    assert not standstill.hands_back
     assert [standstill.delay(task, 1.0) for task in (b"a", b"b")] == [0.0, 0.0], "others may have them at once"
-    assert standstill.sends_away
+    assert standstill.hands_back
     assert [standstill.delay(task, 1.1) for task in (b"c", b"a", b"b", b"d")] == [0.0, 0.2, 0.2, 0.2]
     assert standstill.delay(b"c", 1.2) == 0.2, "it was not away for so long"
     stays = [standstill.may_stay(task, waited) for task, waited in ((b"a", 0.9), (b"a", 1.1), (b"new", 0.9))]
@@ -45,10 +45,10 @@ def test_what_comes_back_stays_away_for_longer_each_time() -> None:
     told = [standstill.delay(b"a", now) for now in (1.4, 2.0, 3.0, 4.1, 5.2)]
     assert told == [0.4, 0.8, 1.0, 1.0, 1.0]
     loop.standing = 0.0
-    standstill.look(6.0)
-    assert not standstill.sends_away
+    standstill.check(6.0)
+    assert not standstill.hands_back
     loop.standing = 0.3
-    standstill.look(7.0)
+    standstill.check(7.0)
     assert standstill.delay(b"a", 7.0) == 0.0, "this is another time"
 
 
@@ -57,12 +57,12 @@ def test_it_lasts_from_a_moment_on_and_until_the_loop_turns_or_nothing_is_here()
     standstill = standing_still(loop)
     for standing, lasts in ((0.1, False), (0.2, True), (4.0, True), (0.0, False), (0.3, True)):
         loop.standing = standing
-        standstill.look(1.0)
-        assert standstill.lasts is lasts
+        standstill.check(1.0)
+        assert standstill.is_stalled is lasts
     assert standstill.delay(b"a", 1.0) == 0.0
-    standstill.rest()
-    assert not standstill.lasts
-    assert not standstill.sends_away
+    standstill.reset()
+    assert not standstill.is_stalled
+    assert not standstill.hands_back
 
 
 def test_a_loop_is_given_up_once() -> None:
@@ -70,5 +70,5 @@ def test_a_loop_is_given_up_once() -> None:
     standstill = standing_still(loop, given_up)
     for standing in (1.5, 5.0, 5.1, 6.0):
         loop.standing = standing
-        standstill.look(1.0)
+        standstill.check(1.0)
     assert given_up == ["a task keeps it"]

@@ -33,7 +33,7 @@ def test_a_worker_that_is_not_heard_says_so_once_and_then_seldom(
         child = Child("w1", 1, ours, HeldAttempts(capacity=4))
         child.names, child.draining = ["job"], draining
         supervisor._children[1] = child
-        supervisor._beating._last = 1_000.0
+        supervisor._heartbeats._last_sent_at = 1_000.0
         for second in range(1_001, 1_131):
             with suppress(*UNAVAILABLE):
                 supervisor._beat(float(second))
@@ -66,19 +66,19 @@ def test_an_order_to_end_drains_every_process_once_and_a_signal_after_it_is_the_
         child.kill = lambda child=child: killed.append(child.worker)  # type: ignore[method-assign, misc]
     children[0].names = children[1].names = ["job"]
     try:
-        supervisor._obey("somebody else", Order(end=True))
-        supervisor._heed_signals()
+        supervisor._apply_order("somebody else", Order(end=True))
+        supervisor._handle_signals()
         assert [heard(theirs) for _, theirs in pipes] == [[], [], []]
         for _ in range(2):  # the leader repeats it until it hears that they drain
-            supervisor._obey("w1", Order(end=True))
-            supervisor._heed_signals()
+            supervisor._apply_order("w1", Order(end=True))
+            supervisor._handle_signals()
         assert [heard(theirs) for _, theirs in pipes] == [["drain"], ["drain"], ["drain"]]
         assert all(child.draining for child in children)
         supervisor._on_signal()
-        supervisor._heed_signals()
+        supervisor._handle_signals()
         assert killed == []
         supervisor._on_signal()
-        supervisor._heed_signals()
+        supervisor._handle_signals()
         assert killed == ["w1", "w2", "w3"]
     finally:
         for ours, theirs in pipes:
@@ -93,7 +93,7 @@ def test_a_process_is_told_what_the_leader_asks_back_of_it() -> None:
     for place, (ours, _) in enumerate(pipes, 1):
         supervisor._children[place] = Child(f"w{place}", place, ours, HeldAttempts(capacity=4))
     try:
-        supervisor._obey("w2", Order(spare=asked))
+        supervisor._apply_order("w2", Order(spare=asked))
         assert not pipes[0][1].poll()
         assert decode(Command, pipes[1][1].recv_bytes()) == Command("spare", spare=asked)
     finally:
@@ -126,9 +126,9 @@ def test_a_heartbeat_says_whose_process_it_is_and_what_both_weigh() -> None:
         child = Child("w1", os.getpid(), ours, HeldAttempts(capacity=4))
         supervisor._children[1] = child
         supervisor._check_children(1_000.0)
-        beat = child.heartbeat(spec, 1, supervisor._beating.own, hungry=False)
-    assert beat.parent == supervisor._beating.own.id
+        beat = child.heartbeat(spec, 1, supervisor._heartbeats.own, hungry=False)
+    assert beat.parent == supervisor._heartbeats.own.id
     assert 2**20 < beat.memory < 2**36
     assert 2**20 < beat.parent_memory < 2**36
     other = Supervisor(spec, Settings(redis_url="redis://localhost:1"))
-    assert other._beating.own.id != supervisor._beating.own.id
+    assert other._heartbeats.own.id != supervisor._heartbeats.own.id

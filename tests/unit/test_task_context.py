@@ -203,7 +203,7 @@ def test_a_drain_waits_for_a_report_that_is_not_applied() -> None:
     reporter.report(Returned(TASK, 3, "drained"))
     assert not reporter.wait_until_applied(0.2)
     stream.is_over = True
-    reporter.look()
+    reporter.check_generation()
     sending.join(30)
     assert not sending.is_alive()
 

@@ -42,7 +42,7 @@ def printed() -> Iterator[Printed]:
     handler.setFormatter(TextFormatter())
     logger = logging.getLogger(LOGGER_NAME)
     before, logger.handlers[:], logger.propagate = logger.handlers[:], [handler], False
-    task_output._mark_log_handlers()
+    task_output._exempt_log_handlers()
     os.set_blocking(reader, False)
 
     def lines() -> list[str]:

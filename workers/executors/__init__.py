@@ -1,1 +1,1 @@
-"""Where tasks are done if not by the worker's own Python: one file for each executor."""
+"""Executors, which run the work of tasks outside the worker's own Python."""

@@ -1,9 +1,9 @@
-"""Requests over HTTP/1.1 and their answers, asynchronously: thousands can be under way in one process.
+"""Asynchronous HTTP/1.1 requests, thousands at a time in one process.
 
-All executors that speak HTTP ask through this. The protocol is that of h11, which is small, has no dependencies, and
-refuses what two readers could read differently; a client with pools, redirects, cookies and proxies would do more than
-an executor should, and httpx takes ten times as long to load. Each request has a connection of its own, which is closed
-behind the answer: what follows it there is nobody's. Redirects are not followed, and proxies of the environment are not
+All executors that use HTTP send requests through this module. It uses h11, which is small, has no dependencies, and
+rejects ambiguous messages. A client with pools, redirects, cookies and proxies would do more than an executor should,
+and httpx takes ten times as long to import. Each request has a connection of its own, which is closed after the answer,
+so that no later data is taken for another answer. Redirects are not followed, and proxies of the environment are not
 used.
 """
 
@@ -25,21 +25,21 @@ import msgspec
 
 from orchestrator.domain.tasks.destinations import Destinations
 
-_CONNECTING = 5.0
-"""Seconds that a connection may take."""
-_PART = 65_536
-_LARGEST_HEAD = 65_536
+_CONNECT_TIMEOUT = 5.0
+"""Seconds that connecting may take."""
+_READ_SIZE = 65_536
+_MAX_HEAD = 65_536
 _PORTS = {"http": 80, "https": 443}
-_AS_IT_IS = "!#$%&'()*+,/:;=?@[]~"
+_UNQUOTED = "!#$%&'()*+,/:;=?@[]~"
 _WITH_BODY = ("POST", "PUT", "PATCH")
 
 
 class Unanswered(Exception):
-    """No answer came: there is no connection, or it broke."""
+    """No answer arrived: the connection failed or broke."""
 
 
 class Unreadable(Exception):
-    """The answer is not HTTP."""
+    """The answer is not valid HTTP."""
 
 
 class TooLarge(Exception):
@@ -51,27 +51,27 @@ class Barred(Exception):
 
 
 class Place(NamedTuple):
-    """An address, taken apart."""
+    """The parts of an address, and its TLS settings."""
 
     host: str
     port: int
     is_secure: bool
     path: str
     tls: ssl.SSLContext | None = None
-    """TLS: certificates to trust and the client's own; by default those of the system."""
+    """TLS context with trusted certificates and a client certificate; by default that of the system."""
     server_name: str = ""
-    """The name that the server's certificate has, where it is not that of the address."""
+    """The name in the server's certificate, if it differs from the host."""
 
     @classmethod
     def of(cls, url: str, tls: ssl.SSLContext | None = None, server_name: str = "") -> Place:
-        """Take an address apart that has been checked."""
+        """Split an address that has been checked."""
         parts = urlsplit(url)
-        path, is_secure = quote(parts.path.rstrip("/"), safe=_AS_IT_IS), parts.scheme == "https"
+        path, is_secure = quote(parts.path.rstrip("/"), safe=_UNQUOTED), parts.scheme == "https"
         return cls(parts.hostname or "", parts.port or _PORTS[parts.scheme], is_secure, path, tls, server_name)
 
     @property
     def authority(self) -> str:
-        """The header Host."""
+        """The value of the header Host."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS["https" if self.is_secure else "http"] else f"{host}:{self.port}"
 
@@ -79,10 +79,10 @@ class Place(NamedTuple):
 class Request(NamedTuple):
     method: str
     path: str
-    """Behind that of the place, as it is sent, with a query if there is one."""
+    """The encoded path after the path of the place, with a query if there is one."""
     body: bytes = b""
     headers: Sequence[tuple[str, str]] = ()
-    """Headers beyond those of every request."""
+    """Headers in addition to those of every request."""
     content_type: str = "application/json"
 
 
@@ -94,7 +94,7 @@ class Answer:
 
     @property
     def data(self) -> Any:
-        """The body as JSON; None if it cannot be read."""
+        """The body as JSON, or None if it cannot be decoded."""
         try:
             return msgspec.json.decode(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -102,11 +102,11 @@ class Answer:
 
 
 class Incoming:
-    """An answer whose head has come, and whose body is read as it comes, part by part."""
+    """An answer whose head has arrived. Its body is read in parts as they arrive."""
 
-    def __init__(self, place: Place, line: h11.Connection, reader: asyncio.StreamReader) -> None:
+    def __init__(self, place: Place, protocol: h11.Connection, reader: asyncio.StreamReader) -> None:
         self._place = place
-        self._line = line
+        self._protocol = protocol
         self._reader = reader
         self.head = Answer(0, {})
 
@@ -119,7 +119,7 @@ class Incoming:
         self.head = Answer(event.status_code, headers)
 
     def __aiter__(self) -> Incoming:
-        """Yield the parts of the body."""
+        """Iterate over the parts of the body."""
         return self
 
     async def __anext__(self) -> bytes:
@@ -130,7 +130,7 @@ class Incoming:
         raise StopAsyncIteration
 
     async def whole(self, largest: int) -> Answer:
-        """Return all of it, of up to so many bytes."""
+        """Return the whole answer. Raise TooLarge if the body has more than `largest` bytes."""
         parts, size = list[bytes](), 0
         async for part in self:
             size += len(part)
@@ -143,41 +143,41 @@ class Incoming:
         has_ended = False
         while True:
             try:
-                event = self._line.next_event()
+                event = self._protocol.next_event()
                 if event is not h11.NEED_DATA:
                     return event
-                data = await self._reader.read(_PART)
+                data = await self._reader.read(_READ_SIZE)
                 has_ended = not data
-                self._line.receive_data(data)
+                self._protocol.receive_data(data)
             except h11.RemoteProtocolError as error:
                 if has_ended:
                     raise Unanswered(f"{self._place.authority} closed the connection within its answer") from error
                 raise Unreadable(
-                    f"{self._place.authority} answered in no way that HTTP knows: {_said(error)}"
+                    f"{self._place.authority} answered in no way that HTTP knows: {_reason(error)}"
                 ) from error
             except (OSError, EOFError) as error:
-                raise Unanswered(f"the connection to {self._place.authority} broke: {_said(error)}") from error
+                raise Unanswered(f"the connection to {self._place.authority} broke: {_reason(error)}") from error
 
 
 async def ask(place: Place, request: Request, *, largest: int, allowed: Destinations | None = None) -> Answer:
-    """Send a request, and return the answer, of up to so many bytes; cancelled, it closes the connection."""
+    """Send a request, and return the answer, of at most `largest` bytes. Cancellation closes the connection."""
     async with opened(place, request, allowed=allowed) as incoming:
         return await incoming.whole(largest)
 
 
 @asynccontextmanager
 async def opened(place: Place, request: Request, *, allowed: Destinations | None = None) -> AsyncIterator[Incoming]:
-    """Send a request, and yield the answer when its head has come; the connection is closed behind it.
+    """Send a request, and yield the answer when its head has arrived. The connection is closed afterwards.
 
-    With `allowed`, the host may only be one that this lets be reached.
+    With `allowed`, the host must be one of these destinations.
     """
     addresses = await _resolve(place, allowed)
     reader, writer = await _connect(place, addresses)
     try:
-        line = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LARGEST_HEAD)
-        writer.write(_written(line, place, request))
-        # Nothing waits for all of it to be sent: a server that has its answer ready may have stopped reading.
-        incoming = Incoming(place, line, reader)
+        protocol = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD)
+        writer.write(_encode(protocol, place, request))
+        # Do not wait until all is sent: a server whose answer is ready may have stopped reading.
+        incoming = Incoming(place, protocol, reader)
         await incoming.begin()
         yield incoming
     finally:
@@ -185,7 +185,7 @@ async def opened(place: Place, request: Request, *, allowed: Destinations | None
             writer.transport.abort()  # the rest is not sent
 
 
-def _written(line: h11.Connection, place: Place, request: Request) -> bytes:
+def _encode(protocol: h11.Connection, place: Place, request: Request) -> bytes:
     headers = [
         ("Host", place.authority),
         ("Accept", "application/json"),
@@ -195,22 +195,22 @@ def _written(line: h11.Connection, place: Place, request: Request) -> bytes:
     if request.body or request.method in _WITH_BODY:
         headers += [("Content-Type", request.content_type), ("Content-Length", str(len(request.body)))]
     head = h11.Request(method=request.method, target=place.path + request.path, headers=headers)
-    data = line.send(head) or b""
+    data = protocol.send(head) or b""
     if request.body:
-        data += line.send(h11.Data(data=request.body)) or b""
-    line.send(h11.EndOfMessage())
+        data += protocol.send(h11.Data(data=request.body)) or b""
+    protocol.send(h11.EndOfMessage())
     return data
 
 
 async def _resolve(place: Place, allowed: Destinations | None) -> Sequence[str]:
-    """Return the addresses of a host, in the system's order, that may be reached."""
+    """Return the addresses of a host that may be reached, in the system's order."""
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(_CONNECTING):
-            found = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        async with asyncio.timeout(_CONNECT_TIMEOUT):
+            entries = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise Unanswered(f"{place.host} cannot be resolved: {_said(error)}") from error
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        raise Unanswered(f"{place.host} cannot be resolved: {_reason(error)}") from error
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
     if allowed is None:
         return addresses
     if allowed.mode == "off":
@@ -223,17 +223,17 @@ async def _resolve(place: Place, allowed: Destinations | None) -> Sequence[str]:
 
 
 async def _connect(place: Place, addresses: Sequence[str]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to the first of some addresses that answers, and not to what the name is resolved to by then."""
+    """Connect to the first of these checked addresses that accepts. The name is not resolved again."""
     tls = (place.tls or _tls()) if place.is_secure else None
     name = (place.server_name or place.host) if place.is_secure else None
     last: Exception = OSError("it has no address")
     for address in addresses:
         try:
-            async with asyncio.timeout(_CONNECTING):
+            async with asyncio.timeout(_CONNECT_TIMEOUT):
                 return await asyncio.open_connection(address, place.port, ssl=tls, server_hostname=name)
         except (OSError, TimeoutError) as error:
             last = error
-    raise Unanswered(f"{place.authority} cannot be reached: {_said(last)}") from last
+    raise Unanswered(f"{place.authority} cannot be reached: {_reason(last)}") from last
 
 
 @cache
@@ -241,7 +241,7 @@ def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _said(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
-        return f"nothing came within {_CONNECTING:g} s"
+        return f"nothing came within {_CONNECT_TIMEOUT:g} s"
     return str(error) or type(error).__name__

@@ -1,11 +1,11 @@
-"""Drive executions from their start to their end: what is the same for all executors.
+"""Drives executions from start to end: the part that all executors share.
 
-    leader   claims a try, and keeps the name of its execution in the same transaction
-    driver   submit, under that name      ── dies here: the next one submits again, and finds it
-             the external id is kept      ── dies here: the next one watches it
-             started
-             watch                        ── dies here: the next one watches it
-             the end is reported, and applied
+    leader   claims an attempt, and stores the name of its execution in the same transaction
+    driver   submit, under that name      ── crash here: the next driver submits again, and finds the execution
+             store the external id        ── crash here: the next driver watches the execution
+             report the start
+             watch                        ── crash here: the next driver watches the execution
+             report the end, until it is applied
              release
 
 All of it runs on the event loop of the worker process. A worker that stops hands its executions back, and ends none.
@@ -46,32 +46,32 @@ from orchestrator.workers.running.task_runtime import Outbox, interruption
 
 log = get_logger("worker")
 
-_FIRST_PAUSE = 0.5
-"""Seconds between the first two tries to reach whatever does the work; the setting executor_pause is the longest."""
-_CANCEL_FOR = 30.0
-"""Seconds in which work that was to end should have; then its attempt is reported, and goes on being cancelled."""
-_CANCEL_ON = 600.0
-"""Seconds after which it is no longer tried to cancel it."""
+_MIN_PAUSE = 0.5
+"""Seconds between the first two tries to reach a remote side. The setting `executor_pause` is the maximum."""
+_CANCEL_WAIT = 30.0
+"""Seconds to wait for work to be canceled. After that the attempt is reported, and canceling goes on."""
+_CANCEL_TIMEOUT = 600.0
+"""Seconds after which canceling is given up."""
 _RELEASE_AFTER = 3.0
-"""Seconds between the end and the release. A worker that was cut off learns in that time that others watch by now."""
-_LATER = 0.5
-"""Seconds before a task goes elsewhere that is handed back."""
-_LAST_LOOK = 1.0
-"""Seconds to find that an execution has ended although its time was over before it was watched."""
+"""Seconds between the end and the release, in which a worker that was cut off learns that another one watches."""
+_RETURN_DELAY = 0.5
+"""Seconds before an attempt that was handed back is dispatched again."""
+_MIN_WATCH = 1.0
+"""Minimum seconds to watch, so that an execution is seen to have ended even if its timeout is already over."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Job:
-    """One execution that is watched here."""
+class _Watched:
+    """An execution that this worker watches."""
 
     job: Job
     executor: Executor
     execution: Execution
     record: Record
     ends: bool = False
-    """It is only to be ended: its task was cancelled."""
+    """Whether the work must only be canceled, because its task was canceled."""
     external_id: str = ""
     listener: Listener | None = None
 
@@ -90,31 +90,31 @@ class Driver:
         self._reporter = reporter
         self._task_log = task_log
         self._setup = setup
-        self._longest_pause = setup.settings.executor_pause
-        self._a_while = 2 * max(self._longest_pause, setup.settings.executor_timeout)
+        self._max_pause = setup.settings.executor_pause
+        self._healthy_after = 2 * max(self._max_pause, setup.settings.executor_timeout)
         self.limit = limit
-        """How many it watches at once."""
+        """Maximum number of executions watched at once."""
         self._executors: dict[str, Executor] = {}
         self._jobs: dict[int, Job] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._freed = threading.Event()
-        self._hurry = asyncio.Event()
-        """This process ends: what is over is released at once."""
+        self._is_closing = asyncio.Event()
+        """Set when the process ends, so that ended executions are released at once."""
         self._in_doubt = False
         self._doubts = 0
-        """How often this worker was cut off, so that others may watch its executions."""
+        """How often this worker was cut off, so that other workers may watch its executions."""
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def doubt(self, is_so: bool) -> None:
-        """Note that this worker was cut off for a while, or that the leader knows of it again."""
-        self._in_doubt = is_so
-        self._doubts += is_so
+    def doubt(self, is_doubtful: bool) -> None:
+        """Record that this worker was cut off, or that its heartbeats arrive again."""
+        self._in_doubt = is_doubtful
+        self._doubts += is_doubtful
 
     @property
     def room(self) -> int:
-        """Return how many more it takes."""
+        """Return how many more executions the driver accepts."""
         return self.limit - len(self._jobs)
 
     def wait_for_room(self, timeout: float) -> int:
@@ -125,9 +125,9 @@ class Driver:
         return max(0, self.room)
 
     def finish(self, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
-        """Release what is over, for so many seconds at most: the process ends."""
+        """Release ended executions before the process ends, for at most `timeout` seconds."""
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(self._hurry.set)
+            loop.call_soon_threadsafe(self._is_closing.set)
         give_up_at = time.monotonic() + timeout
         while self._background and time.monotonic() < give_up_at:
             time.sleep(0.01)
@@ -136,14 +136,14 @@ class Driver:
         """Count a job that is about to be driven."""
         self._jobs[id(job)] = job
 
-    # -- letting go
+    # -- handing back
 
-    def let_go_all(self, reason: str) -> int:
-        """Hand everything back, and let the work go on; return how many."""
-        return sum(self.let_go(job, reason) for job in list(self._jobs.values()))
+    def hand_back_all(self, reason: str) -> int:
+        """Hand all executions back without ending their work. Return how many."""
+        return sum(self.release_job(job, reason) for job in list(self._jobs.values()))
 
-    def let_go(self, job: Job, reason: str) -> bool:
-        """Hand a job back, from any thread, and let the work go on: another worker will watch it."""
+    def release_job(self, job: Job, reason: str) -> bool:
+        """Hand a job back without ending its work: another worker will watch it. Any thread may call this."""
         if not (job.take_back() or job.finish()):
             return False
         self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason), job)
@@ -152,20 +152,20 @@ class Driver:
             job.interrupt(TaskAborted)
         return True
 
-    def revoke(self, wanted: set[tuple[bytes, int]], moved: set[tuple[bytes, int]]) -> None:
-        """Stop attempts that no longer count: those that have `moved` are others' now, the rest is cancelled."""
+    def revoke(self, revoked: set[tuple[bytes, int]], moved: set[tuple[bytes, int]]) -> None:
+        """Stop attempts that no longer count: release those that have `moved` to another worker, cancel the others."""
         now = time.monotonic()
         for job in list(self._jobs.values()):
             attempt = job.dispatch.id, job.dispatch.attempt
             if attempt in moved:
-                self.let_go(job, "another attempt counts")
-            elif attempt in wanted:
+                self.release_job(job, "another attempt counts")
+            elif attempt in revoked:
                 job.stop_with(TaskAborted, now)
 
     # -- one execution
 
     async def drive(self, job: Job) -> None:
-        """Take a job from its start to its end."""
+        """Drive a job from its start to its end."""
         try:
             if not job.begin(time.monotonic()):
                 return
@@ -174,13 +174,13 @@ class Driver:
             job.interruptible(lambda _: loop.call_soon_threadsafe(current.cancel))
             try:
                 watched = await self._begin(job)
-            except BaseException as error:  # noqa: BLE001  # no fault of the work, which has not begun
+            except BaseException as error:  # noqa: BLE001  # no failure of the work, which has not begun
                 self._end(job, self._runner.failures.failure(job, error))
                 return
             if watched is not None and watched.ends:
-                await self._finish_off(watched)
+                await self._cancel_orphan(watched)
             elif watched is not None:
-                await self._go_on(watched)
+                await self._run_to_end(watched)
         finally:
             self._forget(job)
 
@@ -188,8 +188,8 @@ class Driver:
         self._jobs.pop(id(job), None)
         self._freed.set()
 
-    async def _begin(self, job: Job) -> _Job | None:
-        """Return an execution with its executor; None if this worker has none, and has handed it back."""
+    async def _begin(self, job: Job) -> _Watched | None:
+        """Return an execution with its executor, or hand the job back if this worker lacks the executor."""
         call = job.options.executor
         assert call is not None
         executor = self._executors.get(call.name)
@@ -200,10 +200,10 @@ class Driver:
                 return None
             self._executors[call.name] = executor
         record = decode_record(job.dispatch.details)
-        if record is None or record.failures != job.dispatch.failures:  # a leader of an earlier release has sent it
+        if record is None or record.failures != job.dispatch.failures:  # sent by a leader of an earlier release
             name, attempt = execution_name(job.dispatch.id, job.dispatch.attempt), job.dispatch.attempt
             record = Record(name=name, attempt=attempt, failures=job.dispatch.failures, since=time.time())
-            await self._keep(job, record)
+            await self._store_record(job, record)
         if call.ends is not None:
             record = call.ends
         if may_hold_references(job.dispatch.payload):
@@ -228,28 +228,28 @@ class Driver:
             index=step.get("index") if count is not None else None,
             count=count,
         )
-        return _Job(job, executor, execution, record, ends=call.ends is not None)
+        return _Watched(job, executor, execution, record, ends=call.ends is not None)
 
-    async def _go_on(self, watched: _Job) -> None:
+    async def _run_to_end(self, watched: _Watched) -> None:
         job = watched.job
-        left = None if job.options.timeout is None else job.options.timeout - watched.record.elapsed
-        least = _LAST_LOOK if watched.external_id else 0.0
+        remaining = None if job.options.timeout is None else job.options.timeout - watched.record.elapsed
+        min_timeout = _MIN_WATCH if watched.external_id else 0.0
         try:
-            async with asyncio.timeout(None if left is None else max(least, left)) as limit:
+            async with asyncio.timeout(None if remaining is None else max(min_timeout, remaining)) as limit:
                 outcome = await self._watch(watched, limit)
             report = await self._runner.kept(job, self._report(job, outcome))
-        except BaseException as error:  # noqa: BLE001  # whatever an executor raises is the failure of this try
+        except BaseException as error:  # noqa: BLE001  # any error of an executor is the failure of this attempt
             if job.stage is not Stage.RUNNING:
-                return  # it was handed back, and goes on
+                return  # the job was handed back, and its work goes on
             job.uninterruptible()
             reason = TaskTimeout if limit.expired() else job.interrupted_by
             if reason is None and isinstance(error, asyncio.CancelledError):
-                self.let_go(job, "its event loop ends")
+                self.release_job(job, "its event loop ends")
                 return
             if reason is None and isinstance(error, Unequipped):
                 self._hand_back(job, str(error))
                 return
-            if reason is None and isinstance(error, (NoStore, Unavailable)):  # what was done already stays
+            if reason is None and isinstance(error, (NoStore, Unavailable)):  # the end of the work stays readable
                 self._end(job, self._runner.failures.failure(job, error))
                 return
             if reason is None and isinstance(error, Gone):
@@ -260,23 +260,23 @@ class Driver:
                 report = self._runner.failures.failure(job, error if reason is None else interruption(job, reason))
         self._end(job, report, watched)
 
-    async def _finish_off(self, watched: _Job) -> None:
-        """End the work of a task that was cancelled while it had no watcher, or whose watcher may have died then."""
+    async def _cancel_orphan(self, watched: _Watched) -> None:
+        """Cancel the work of a canceled task that had no watcher, or whose watcher may have died."""
         job, executor, execution = watched.job, watched.executor, watched.execution
         try:
             async with asyncio.timeout(job.options.timeout):
-                await self._reach(watched, lambda: executor.cancel(execution, watched.external_id))
+                await self._retry_unreachable(watched, lambda: executor.cancel(execution, watched.external_id))
             report: AttemptReport = self._runner.finished(job, None)
         except Unequipped as error:
             self._hand_back(job, str(error))
             return
-        except BaseException as error:  # noqa: BLE001  # whatever an executor raises is the failure of this try
+        except BaseException as error:  # noqa: BLE001  # any error of an executor is the failure of this attempt
             report = self._runner.failures.failure(job, error)
-            watched.external_id = ""  # which keeps what is left of it for the next try
+            watched.external_id = ""  # prevents the release, so that the next attempt can find the work
         self._end(job, report, watched)
 
     def _hand_back(self, job: Job, reason: str) -> None:
-        """Let another worker have it: this one was not given what it needs, nor were others like it."""
+        """Hand a job back for a worker that has the configuration its executor needs."""
         call = job.options.executor
         assert call is not None
         log.error(
@@ -285,67 +285,67 @@ class Driver:
             extra=job.fields,
         )
         reason = "its executor lacks something here"
-        self._end(job, Returned(job.dispatch.id, job.dispatch.attempt, reason, _LATER, call.means))
+        self._end(job, Returned(job.dispatch.id, job.dispatch.attempt, reason, _RETURN_DELAY, call.means))
 
-    async def _watch(self, watched: _Job, limit: asyncio.Timeout) -> Outcome:
-        """Start it, unless that was done, and return how it ends."""
+    async def _watch(self, watched: _Watched, limit: asyncio.Timeout) -> Outcome:
+        """Submit the execution unless that was done, and return its outcome."""
         job, execution, executor = watched.job, watched.execution, watched.executor
         if not watched.external_id:
-            watched.external_id = await self._reach(watched, lambda: executor.submit(execution))
+            watched.external_id = await self._retry_unreachable(watched, lambda: executor.submit(execution))
             host = socket.gethostname() if executor.options.is_local else ""
             record = msgspec.structs.replace(watched.record, external_id=watched.external_id, host=host)
-            await self._keep(job, record)
+            await self._store_record(job, record)
         if job.stage is Stage.RUNNING:
             job.announced = True
             age = time.monotonic() - job.started_at
             self._reporter.report(Started(job.dispatch.id, job.dispatch.attempt, age))
         listener = watched.listener = Listener(job, self._outbox, limit)
-        return await self._reach(watched, lambda: executor.watch(execution, watched.external_id, listener))
+        return await self._retry_unreachable(watched, lambda: executor.watch(execution, watched.external_id, listener))
 
-    async def _reach(self, watched: _Job, call: Callable[[], Awaitable[T]]) -> T:
-        """Call an executor, again and again while whatever does the work cannot be reached."""
-        pause = first = min(_FIRST_PAUSE, self._longest_pause)
+    async def _retry_unreachable(self, watched: _Watched, call: Callable[[], Awaitable[T]]) -> T:
+        """Call an executor, and retry while the remote side is unreachable."""
+        pause = first = min(_MIN_PAUSE, self._max_pause)
         while True:
             began = time.monotonic()
             try:
                 return await call()
             except Unreachable as error:
-                if time.monotonic() - began > self._a_while:
-                    pause = first  # it was there for a while
+                if time.monotonic() - began > self._healthy_after:
+                    pause = first  # it was reachable for a while
                 if pause == first:
                     log.warning("executor.unavailable error=%s: it is tried again", error, extra=watched.job.fields)
                 await asyncio.sleep(pause * random.uniform(0.75, 1.25))
-                pause = min(2 * pause, self._longest_pause)
+                pause = min(2 * pause, self._max_pause)
 
-    async def _cancel(self, watched: _Job) -> None:
-        """End the work. Where that takes long, it goes on while the attempt is reported."""
-        await asyncio.wait([self._in_background(self._cancel_on(watched))], timeout=_CANCEL_FOR)
+    async def _cancel(self, watched: _Watched) -> None:
+        """Cancel the work. If that takes long, canceling goes on while the attempt is reported."""
+        await asyncio.wait([self._in_background(self._cancel_until_ended(watched))], timeout=_CANCEL_WAIT)
 
-    async def _cancel_on(self, watched: _Job) -> None:
+    async def _cancel_until_ended(self, watched: _Watched) -> None:
         executor, execution = watched.executor, watched.execution
         try:
-            async with asyncio.timeout(_CANCEL_ON):
-                await self._reach(watched, lambda: executor.cancel(execution, watched.external_id))
+            async with asyncio.timeout(_CANCEL_TIMEOUT):
+                await self._retry_unreachable(watched, lambda: executor.cancel(execution, watched.external_id))
                 if watched.listener is not None and isinstance(executor, Telling):
                     await executor.pass_on_rest(execution, watched.external_id, watched.listener)
-        except Exception as error:  # noqa: BLE001  # whatever an executor raises; nobody waits for this
+        except Exception as error:  # noqa: BLE001  # any error of an executor; nothing waits for this task
             log.error("execution.not_cancelled execution=%s error=%r", execution.name, error, extra=watched.job.fields)
 
     # -- reports
 
-    async def _keep(self, job: Job, record: Record) -> None:
-        """Return once the leader has a record with the task, or has seen that the attempt counts no more."""
+    async def _store_record(self, job: Job, record: Record) -> None:
+        """Wait until the leader has stored a record with the task, or has found that the attempt no longer counts."""
         loop = asyncio.get_running_loop()
-        kept: asyncio.Future[None] = loop.create_future()
+        stored: asyncio.Future[None] = loop.create_future()
 
-        def keep() -> None:
-            if not kept.done():
-                kept.set_result(None)
+        def mark_stored() -> None:
+            if not stored.done():
+                stored.set_result(None)
 
         details = encode_record(msgspec.structs.replace(record, elapsed=0.0))
-        noted = Noted(job.dispatch.id, job.dispatch.attempt, details)
-        self._reporter.report(noted, applied=lambda: _call_soon(loop, keep))
-        await kept
+        note = Noted(job.dispatch.id, job.dispatch.attempt, details)
+        self._reporter.report(note, applied=lambda: _call_soon(loop, mark_stored))
+        await stored
 
     def _report(self, job: Job, outcome: Outcome) -> Succeeded | Failed:
         if isinstance(outcome, Finished):
@@ -353,7 +353,7 @@ class Driver:
         error = TaskError(outcome.kind, outcome.message, outcome.detail)
         return self._runner.failures.broken(job, error, retryable=outcome.retryable, delay=outcome.delay)
 
-    def _end(self, job: Job, report: AttemptReport, watched: _Job | None = None) -> None:
+    def _end(self, job: Job, report: AttemptReport, watched: _Watched | None = None) -> None:
         if not job.finish():
             return
         job.uninterruptible()
@@ -361,39 +361,39 @@ class Driver:
         applied = None
         if watched is not None and watched.external_id:
             loop = asyncio.get_running_loop()
-            after = 0.0 if job.interrupted_by is TaskAborted else _RELEASE_AFTER
+            delay = 0.0 if job.interrupted_by is TaskAborted else _RELEASE_AFTER
             doubts = -1 if self._in_doubt else self._doubts
 
             def applied() -> None:
-                _call_soon(loop, lambda: self._in_background(self._release(watched, after, doubts)))
+                _call_soon(loop, lambda: self._in_background(self._release(watched, delay, doubts)))
 
         self._reporter.report(report, job, applied)
         self._runner.ended(job, report)
 
-    def _in_background(self, going: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(going)
+    def _in_background(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
 
-    async def _release(self, watched: _Job, after: float, doubts: int) -> None:
-        """Clear it away, unless this worker was in doubt since it ended: another may be about to read how it did."""
+    async def _release(self, watched: _Watched, delay: float, doubts: int) -> None:
+        """Release an ended execution, unless another worker may still read the end: this one was cut off."""
         executor, execution = watched.executor, watched.execution
-        if after and isinstance(executor, Expiring) and self._doubts == doubts:
+        if delay and isinstance(executor, Expiring) and self._doubts == doubts:
             await self._clear_away(watched, executor.expire(execution, watched.external_id))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._hurry.wait(), after)
+            await asyncio.wait_for(self._is_closing.wait(), delay)
         if self._doubts == doubts:
             await self._clear_away(watched, executor.release(execution, watched.external_id))
 
-    async def _clear_away(self, watched: _Job, clearing: Awaitable[None]) -> None:
+    async def _clear_away(self, watched: _Watched, call: Awaitable[None]) -> None:
         try:
-            await clearing
-        except Exception as error:  # noqa: BLE001  # what is left there is cleared away by others, or by time
+            await call
+        except Exception as error:  # noqa: BLE001  # leftovers are deleted by another process, or expire
             name, fields = watched.execution.name, watched.job.fields
             log.info("execution.not_deleted execution=%s error=%r", name, error, extra=fields)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the process ends
+    with contextlib.suppress(RuntimeError):  # the loop is closed, because the process ends
         loop.call_soon_threadsafe(call)

@@ -1,8 +1,8 @@
-"""What containers leave in the payload store: `orchestrator run-task` writes its status and its result there.
+"""Reads results that containers leave in the payload store (`orchestrator run-task`).
 
-Each execution has a folder of its own, beside the objects that rows name, and the container gets its address. Only the
-operator says where that is: an address in a task could be anybody's. It is deleted when the end is in Postgres, and
-leftovers are collected (`payloads/collector.py`).
+Each execution has a folder of its own in the payload store, and the container gets its address. Only the operator
+configures the store's address: an address in a task could be anybody's. The folder is deleted when the end is in
+Postgres; leftovers are collected (`payloads/collector.py`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from orchestrator.workers.running.large_results import in_thread
 
 T = TypeVar("T")
 
-_LARGEST = 64_000_000
-"""Bytes of a result that are read."""
-_LONGEST = 4_000
+_MAX_RESULT = 64_000_000
+"""Bytes of a result that are read, at most."""
+_MAX_TEXT = 4_000
 
 
 class _Error(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class _Error(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of `status.json`."""
+    """The content of `status.json`."""
 
     status: str
     error: _Error | None = None
@@ -59,43 +59,43 @@ class LeftOutputs:
         root = store if "://" in store else str(Path(store).expanduser())
         return f"{root.rstrip('/')}/{self._settings.root}/{FOLDER}/{execution.name}"
 
-    async def outcome(self, execution: Execution, seen: Outcome) -> Outcome:
-        """Return how an execution ended, by what was seen of it and what it has left."""
-        left = await self._asked(execution, _read)
-        if isinstance(seen, Finished):
-            return left or Broken("OutputLost", "The work is done, but it has left no result in the payload store.")
-        assert isinstance(seen, Broken)
-        return left if isinstance(left, Broken) and seen.retryable else seen
+    async def outcome(self, execution: Execution, observed: Outcome) -> Outcome:
+        """Combine the outcome observed by the executor with the outcome that the container has written."""
+        result = await self._call(execution, _read)
+        if isinstance(observed, Finished):
+            return result or Broken("OutputLost", "The work is done, but it has left no result in the payload store.")
+        assert isinstance(observed, Broken)
+        return result if isinstance(result, Broken) and observed.retryable else observed
 
     async def delete(self, execution: Execution) -> None:
-        await self._asked(execution, lambda place: place.delete())
+        await self._call(execution, lambda folder: folder.delete())
 
-    async def _asked(self, execution: Execution, call: Callable[[Folder], T]) -> T:
+    async def _call(self, execution: Execution, call: Callable[[Folder], T]) -> T:
         address = self.address(execution)
 
-        def asked() -> T:
+        def call_folder() -> T:
             return call(folder_of(address))
 
         try:
-            return await in_thread(asked)
+            return await in_thread(call_folder)
         except OrchestratorError:
             raise
-        except Exception as error:  # whatever a file system raises
+        except Exception as error:  # any error of a file system
             raise Unreachable(f"The payload store cannot be used: {error or type(error).__name__}") from error
 
 
-def _read(place: Folder) -> Outcome | None:
-    """Return what an execution has left; None if it did not come to say how it ended."""
+def _read(folder: Folder) -> Outcome | None:
+    """Return the outcome that a container has written, or None if it has not written its end."""
     try:
-        said = msgspec.json.decode(place.read("status.json"), type=_Status)
-        if said.error is not None and said.status == "failed":
-            error = said.error
-            return Broken(error.kind[:100], error.message[:_LONGEST], error.retryable, error.detail[-_LONGEST:])
-        if said.status != "success":
+        status = msgspec.json.decode(folder.read("status.json"), type=_Status)
+        if status.error is not None and status.status == "failed":
+            error = status.error
+            return Broken(error.kind[:100], error.message[:_MAX_TEXT], error.retryable, error.detail[-_MAX_TEXT:])
+        if status.status != "success":
             return None
-        if (size := place.size("output.json")) > _LARGEST:
-            return Broken("OutputTooLarge", f"The result has {size:,} bytes, and {_LARGEST:,} are read.", False)
-        return finished(msgspec.json.decode(place.read("output.json")))
+        if (size := folder.size("output.json")) > _MAX_RESULT:
+            return Broken("OutputTooLarge", f"The result has {size:,} bytes, and {_MAX_RESULT:,} are read.", False)
+        return finished(msgspec.json.decode(folder.read("output.json")))
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Pass on what is heard of an execution: its lines, how far it has come, and that it has ended."""
+"""Forwards the output, progress and end of an execution to the logs and progress of its task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.workers.running.task_runtime import Outbox
 
 
 class Listener:
-    """Passes on what is heard of an execution."""
+    """Receives the output, progress and end of an execution."""
 
     def __init__(self, job: Job, outbox: Outbox, limit: asyncio.Timeout) -> None:
         self._job = job
@@ -22,7 +22,7 @@ class Listener:
 
     def log(self, line: str, *, level: str = "info") -> None:
         if self._job.stage is Stage.RUNNING:
-            text = "\n".join(map(_in_pieces, blocks(scrub(line, self._job.secrets))))
+            text = "\n".join(map(_split_long, blocks(scrub(line, self._job.secrets))))
             self._outbox.log_lines(self._job, LogLine(time.time(), self._job.dispatch.attempt, level, text))
 
     def ended(self) -> None:
@@ -36,8 +36,8 @@ class Listener:
             self._outbox.mark(self._job.dispatch.id, ProgressMark(self._job.dispatch.attempt, fraction, text))
 
 
-def _in_pieces(block: str) -> str:
-    """Return a line that is too long as several; whole lines stay as they are."""
+def _split_long(block: str) -> str:
+    """Split a line that is too long into several. Whole lines stay as they are."""
     if len(block) <= LONGEST:
         return block
     return "\n".join([block[start : start + LONGEST] for start in range(0, len(block), LONGEST)])

@@ -1,9 +1,9 @@
-"""What an executor is.
+"""The interface of executors.
 
-The driver (`driving.py`) keeps the promises that are the same for all: it chooses the execution's name and has it
-stored before `submit`, stores the external id that `submit` returns before the attempt counts as started, lets go of
-executions when its worker stops, cancels what ran out of time or was cancelled, and reports. An executor only talks to
-whatever does the work. All its methods are coroutines on one event loop with thousands of others: they never block.
+The driver (`driving.py`) does what all executors share. It chooses the execution's name and stores it before `submit`,
+stores the external id from `submit` before the attempt counts as started, hands executions back when its worker stops,
+cancels them on timeout or cancellation, and reports. An executor only talks to the remote side. All its methods are
+coroutines on an event loop with thousands of others, so they must never block.
 """
 
 from __future__ import annotations
@@ -22,93 +22,92 @@ from orchestrator.settings import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a worker process gives its executors: each is made with it, when the first of its tasks comes."""
+    """The configuration that a worker process passes to each executor, when the executor's first task arrives."""
 
     settings: Settings = field(default_factory=Settings)
     worker: str = ""
     """The name of the worker process."""
     commands: tuple[str, ...] = ()
-    """The programs that the operator allows, as `--allow-command` gives them."""
+    """The programs that the operator allows with `--allow-command`."""
 
 
 class Unreachable(Exception):
-    """Whatever does the work cannot be reached now: the driver waits, longer each time, and asks again."""
+    """The remote side cannot be reached now. The driver retries with increasing pauses."""
 
 
 class Unequipped(Exception):
-    """This worker was not given what it needs for it: an address, an account. It is handed back, for one that was."""
+    """This worker lacks configuration for the work, such as an account. The task is handed back for another worker."""
 
 
 class Gone(Exception):
-    """There is nothing under this name any more: it was lost or deleted."""
+    """The work does not exist any more: it was lost or deleted."""
 
 
 class Watcher(Protocol):
     """Receives output and progress of an execution."""
 
     def log(self, line: str, *, level: str = "info") -> None:
-        """Take what the work has written: a line, or several with newlines between them. Any thread may call it.
+        """Store output of the work: one line, or several with newlines between them. Any thread may call this.
 
-        Many lines are best handed over as one text: those that the setting `log_limit` drops then cost nothing. With
-        the level `BY_LINE` (`reporting/lines.py`) a line that speaks of an error is a warning, and any other is info.
+        Pass many lines as one text: lines that the setting `log_limit` drops then cost nothing. With the level
+        `BY_LINE` (`reporting/lines.py`), a line that contains "error" becomes a warning, and others info.
         """
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """Show how far it has come."""
+        """Publish the progress of the work."""
 
     def ended(self) -> None:
-        """The work has ended, and with it the time that it may take: what is left is to hear what it has said."""
+        """Stop the timeout: the work has ended, and only its remaining output is still to be read."""
 
 
 class Executor(Protocol):
-    """Does the work of tasks elsewhere. One instance, made with a `Setup`, serves a whole worker process."""
+    """Runs the work of tasks elsewhere. One instance, made with a `Setup`, serves a whole worker process."""
 
     options: ClassVar[type[ExecutorOptions]]
 
     async def submit(self, execution: Execution) -> str:
-        """Start it, unless it has been under this name, and return its external id.
+        """Start the work, unless it was started under this name, and return its external id.
 
-        Raises Unequipped where this worker was not given what it needs, as any of these may.
+        Raise Unequipped if this worker lacks the configuration, as any method may.
 
-        Called again after a crash, with the same name; what was started then must be found, not started twice. Where
-        the other side cannot do that, the executor says in its documentation that the work may be done twice.
+        After a crash, `submit` is called again with the same name, and must find the started work instead of starting
+        it twice. An executor whose remote side cannot do that documents that the work may be done twice.
         """
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
-        """Return how it ended, once it has; also called by a worker that did not start it.
+        """Wait for the work to end, and return its outcome. A worker that did not start the work may call this, too.
 
-        It may be cancelled at any time (asyncio), which ends the watching and not the work. Raises Unreachable while
-        the other side is away, and Gone if the work is.
+        The call may be canceled (asyncio) at any time, which ends the watching and not the work. Raise Unreachable
+        while the remote side is down, and Gone if the work does not exist any more.
         """
 
     async def cancel(self, execution: Execution, external_id: str) -> None:
-        """End it, and return when it has ended; one that has ended, or is gone, is no error.
+        """Cancel the work, and return when it has ended. Work that has ended or is gone is no error.
 
-        The external id is empty if it is unknown whether `submit` has started it: then it is looked for by its name.
+        An empty external id means that `submit` may have started the work: then find the work by its name.
         """
 
     async def release(self, execution: Execution, external_id: str) -> None:
-        """Clear away what is left of it. Its end is in Postgres, or it was cancelled, and there are no more requests
-        for it."""
+        """Delete the leftovers of the work. Its end is in Postgres, or it was canceled, and no further calls follow."""
 
     async def close(self) -> None:
-        """Close connections; executions go on."""
+        """Close connections. Executions go on."""
 
 
 @runtime_checkable
 class Telling(Protocol):
-    """An executor that keeps output of the work until it is passed on."""
+    """An executor that stores output of the work until it is read."""
 
     async def pass_on_rest(self, execution: Execution, external_id: str, watcher: Watcher) -> None:
-        """Pass on the rest of the output: the work was cancelled or timed out, and has ended."""
+        """Pass the remaining output to the watcher, after the work was canceled or timed out, and has ended."""
 
 
 @runtime_checkable
 class Expiring(Protocol):
-    """An executor whose other side can clear away by itself."""
+    """An executor whose remote side can delete leftovers after a time."""
 
     async def expire(self, execution: Execution, external_id: str) -> None:
-        """Have what is left of it cleared away in a minute. Its end is in Postgres, or another worker watches it.
+        """Schedule the deletion of leftovers in a minute. The end is in Postgres, or another worker watches the work.
 
         `release` follows after some seconds, unless this worker is killed before.
         """
@@ -118,7 +117,7 @@ class Expiring(Protocol):
 
 
 def finished(output: Any) -> Outcome:
-    """Return that it has done its work; a result that is no plain data is a failure that no other try heals."""
+    """Return the outcome of finished work. A result that is no plain data is a failure that no retry can heal."""
     reason = unstorable(output)
     if reason is not None:
         return Broken("UnreadableOutput", f"The work is done, but its result is no plain data: {reason}.", False)
@@ -126,75 +125,75 @@ def finished(output: Any) -> Outcome:
 
 
 def function_outcome(end: Mapping[str, Any], output: Any) -> Outcome:
-    """Return how a function ended that a program of ours has called elsewhere; `output` is its result, if any."""
+    """Return the outcome of a function that our own program has called remotely. `output` is its result, if any."""
     if "unreadable" in end:
-        why = f"The work is done, but its result is no plain data: {end['unreadable']}."
-        return Broken("UnreadableOutput", why, False)
+        reason = f"The work is done, but its result is no plain data: {end['unreadable']}."
+        return Broken("UnreadableOutput", reason, False)
     if "kind" in end:
         return Broken(str(end["kind"]), str(end.get("message", "")), detail=str(end.get("detail", "")))
     return finished(output)
 
 
-def raised(traceback: str, otherwise: str) -> tuple[str, str]:
-    """Return the type and the text of the exception that a printed traceback ends with; `otherwise` names the type."""
+def raised(traceback: str, default: str) -> tuple[str, str]:
+    """Return the exception type and text at the end of a printed traceback, or the given type if there is none."""
     lines = traceback.strip().splitlines()
-    frames = [place for place, line in enumerate(lines) if line.startswith("  File ")]
+    frames = [index for index, line in enumerate(lines) if line.startswith("  File ")]
     if not frames:
-        return otherwise, traceback.strip()
-    said = next((place for place in range(frames[-1] + 1, len(lines)) if not lines[place].startswith(" ")), None)
-    if said is None:
-        return otherwise, traceback.strip()
-    kind, _, message = lines[said].partition(": ")
-    return kind.rpartition(".")[2], "\n".join([message, *lines[said + 1 :]]).strip()
+        return default, traceback.strip()
+    start = next((index for index in range(frames[-1] + 1, len(lines)) if not lines[index].startswith(" ")), None)
+    if start is None:
+        return default, traceback.strip()
+    kind, _, message = lines[start].partition(": ")
+    return kind.rpartition(".")[2], "\n".join([message, *lines[start + 1 :]]).strip()
 
 
-# -- one poll at intervals for all watchers of a remote side that does not notify
+# -- shared polling of a remote side that does not notify
 
 Seen = TypeVar("Seen")
 
 
 class Looks(Generic[Seen]):
-    """Polls all watched executions together, and not at all while there are none."""
+    """Polls all watched executions in one call, and stops while there are none."""
 
     def __init__(self, look: Callable[[Collection[str]], Awaitable[Mapping[str, Seen]]], every: float) -> None:
-        self._look = look
+        self._poll = look
         self._every = every
-        self._wanted: dict[str, asyncio.Future[Seen | Exception | None]] = {}
-        self._going: asyncio.Task[None] | None = None
+        self._pending: dict[str, asyncio.Future[Seen | Exception | None]] = {}
+        self._polling: asyncio.Task[None] | None = None
 
     async def next(self, name: str) -> Seen | None:
-        """Return what the next look finds under a name; None if there is nothing."""
-        future = self._wanted.get(name)
+        """Return the state of an execution at the next poll, or None if there is none."""
+        future = self._pending.get(name)
         if future is None:
-            future = self._wanted[name] = asyncio.get_running_loop().create_future()
-        if self._going is None or self._going.done():
-            self._going = asyncio.create_task(self._go())
-        found = await asyncio.shield(future)  # one watcher that stops does not end it for another
-        if isinstance(found, Exception):
-            raise found
-        return found
+            future = self._pending[name] = asyncio.get_running_loop().create_future()
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll_all())
+        result = await asyncio.shield(future)  # a watcher that stops must not end the poll for others
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     async def close(self) -> None:
-        """Poll no more; remaining watchers are cancelled."""
-        for future in self._wanted.values():
+        """Stop polling, and cancel remaining watchers."""
+        for future in self._pending.values():
             future.cancel()
-        self._wanted.clear()
-        if self._going is not None:
-            self._going.cancel()
-            await asyncio.wait([self._going])
+        self._pending.clear()
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.wait([self._polling])
 
-    async def _go(self) -> None:
-        while self._wanted:
-            wanted, self._wanted = self._wanted, {}
+    async def _poll_all(self) -> None:
+        while self._pending:
+            pending, self._pending = self._pending, {}
             try:
-                seen: Mapping[str, Seen] | Exception = await self._look(wanted.keys())
-            except Exception as error:  # noqa: BLE001  # it is for those who wait
+                seen: Mapping[str, Seen] | Exception = await self._poll(pending.keys())
+            except Exception as error:  # noqa: BLE001  # the waiting watchers raise it
                 seen = error
             except asyncio.CancelledError:
-                for future in wanted.values():
+                for future in pending.values():
                     future.cancel()
                 raise
-            for name, future in wanted.items():
+            for name, future in pending.items():
                 if not future.done():
                     future.set_result(seen if isinstance(seen, Exception) else seen.get(name))
             await asyncio.sleep(self._every)

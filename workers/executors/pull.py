@@ -1,9 +1,9 @@
-"""Tasks for programs that poll the HTTP API for work: this offers the work, and waits for its end.
+"""Runs tasks on programs that poll the HTTP API for work: offers the work, and waits for its end.
 
-The watcher of an execution keeps the promises. It offers work again that Redis has lost, first to the program that had
-it, and work whose program fell silent. A program hears that its completion counts once the report is in Postgres. So
-work stands in Redis, where the processes of the API find it without a look into the database, and nothing is lost with
-Redis but time.
+The watcher of an execution recovers losses. If Redis has lost the work, the watcher offers it again, first to
+the program that held it. If the program becomes silent, the watcher offers the work to others. A program learns that
+its completion counts once the report is in Postgres. So work can live in Redis, where the API finds it without a
+database query, and losing Redis costs only time.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable, Wa
 
 T = TypeVar("T")
 
-_LOOK_EVERY = 1.0
-"""Seconds between two looks at everything that is watched: a holder may have fallen silent."""
+_POLL_INTERVAL = 1.0
+"""Seconds between two checks of all watched work, to detect silent holders."""
 _THREADS = 2
 
 
@@ -43,24 +43,24 @@ class PullExecutor:
     options: ClassVar[type[Pull]] = Pull
 
     def __init__(self, setup: Setup) -> None:
-        settings = setup.settings.of_shard(0)  # whose keys the HTTP API uses, of one generation
+        settings = setup.settings.of_shard(0)  # the HTTP API uses the keys of the first shard, with one generation
         self._redis = connect(settings.require_redis())
         keys = Keys.of(settings)
         self._pulls = Pulls(self._redis, keys)
         self._payloads = store_of(settings)
-        self._news = PullNotifications(self._redis, keys.pull_ends, one_by_one=False)
+        self._notifications = PullNotifications(self._redis, keys.pull_ends, one_by_one=False)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pull")
         self._waiting: dict[str, tuple[State | None, asyncio.Future[State], float]] = {}
-        """The watchers that wait for another state than the one they have seen, and until when the holder may be
-        silent."""
-        self._fair_time = 0.0
-        """Seconds in which holders could be heard: while looks take long, Redis does not answer heartbeats either."""
+        """Watchers by work name: the last seen state, the future for the next state, and when the holder's silence is
+        too long."""
+        self._observed_time = 0.0
+        """Seconds in which holders could send heartbeats: while checks are slow, Redis is slow for heartbeats, too."""
         self._urgent: set[str] = set()
-        self._rung = asyncio.Event()
-        self._looking: asyncio.Task[None] | None = None
+        self._wakeup = asyncio.Event()
+        self._poller: asyncio.Task[None] | None = None
 
     async def submit(self, execution: Execution) -> str:
-        """Offer the work under the execution's name, once, to programs that poll once it is watched."""
+        """Offer the work once, under the execution's name. Programs get it when it is watched."""
         await self._offer_work(execution)
         return execution.name
 
@@ -69,7 +69,7 @@ class PullExecutor:
             raise Unreachable("Redis has restarted or was emptied, and no leader has begun on it yet")
 
     def _offer(self, execution: Execution) -> Offer:
-        """Return what is offered; what is large goes into the payload store, and not into the memory of Redis."""
+        """Return the offer. A large body goes to the payload store instead of the memory of Redis."""
         options, stored = _options(execution), b""
         body = request_body(execution, options.params)
         if self._payloads is not None and len(body) > self._payloads.inline:
@@ -94,17 +94,17 @@ class PullExecutor:
         )
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
-        """Return what was said when it was completed; silence of its holder is counted from here on."""
+        """Wait for the completion, and return its outcome. The holder's silence counts from the start of this call."""
         loop, options = asyncio.get_running_loop(), _options(execution)
         seen: State | None = None
-        with self._news.listening([external_id], partial(self._ring, loop, external_id)):
+        with self._notifications.listening([external_id], partial(self._on_notification, loop, external_id)):
             while True:
-                before, seen = seen, await self._change(external_id, seen, options.lease)
-                if seen.state == "leased" and seen.leases > (0 if before is None else before.leases):
+                previous, seen = seen, await self._next_state(external_id, seen, options.lease)
+                if seen.state == "leased" and seen.leases > (0 if previous is None else previous.leases):
                     watcher.log(f"{seen.worker} has it" if seen.worker else "who had it before has it still")
-                if seen.progress and (before is None or seen.progress != before.progress):
-                    said = msgspec.json.decode(seen.progress)
-                    watcher.progress(said["fraction"], message=said["text"])
+                if seen.progress and (previous is None or seen.progress != previous.progress):
+                    progress = msgspec.json.decode(seen.progress)
+                    watcher.progress(progress["fraction"], message=progress["text"])
                 if seen.state == "done":
                     if lines := said_lines(seen.outcome):
                         watcher.log("\n".join(lines))
@@ -120,84 +120,84 @@ class PullExecutor:
                     await self._offer_work(execution, again=True)
                     seen = None
 
-    async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002  # it is the name
-        """Take it back; its holder learns that from the next heartbeat, and its completion is refused."""
+    async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002  # the external id is the name
+        """Withdraw the work. The holder learns that from its next heartbeat, and its completion is refused."""
         await self._call(partial(self._pulls.cancel, execution.name))
 
     async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
-        """Let the holder know that the end is in Postgres."""
+        """Confirm to the holder that the end is in Postgres."""
         await self._call(partial(self._pulls.release, external_id))
 
     async def close(self) -> None:
-        """End the threads and the connection."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
-        await asyncio.get_running_loop().run_in_executor(None, self._news.close)
+        """Close the threads and the connection."""
+        if self._poller is not None:
+            self._poller.cancel()
+            await asyncio.wait([self._poller])
+        await asyncio.get_running_loop().run_in_executor(None, self._notifications.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._redis.close()
 
-    def _ring(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits any more
-            loop.call_soon_threadsafe(self._look_at, name)
+    def _on_notification(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits
+            loop.call_soon_threadsafe(self._check_soon, name)
 
-    def _look_at(self, name: str) -> None:
+    def _check_soon(self, name: str) -> None:
         self._urgent.add(name)
-        self._rung.set()
+        self._wakeup.set()
 
-    async def _change(self, name: str, seen: State | None, lease: float) -> State:
-        """Return where it stands as soon as that is something else than what was seen."""
+    async def _next_state(self, name: str, seen: State | None, lease: float) -> State:
+        """Wait until the state of the work differs from the one last seen, and return it."""
         future: asyncio.Future[State] = asyncio.get_running_loop().create_future()
-        self._waiting[name] = seen, future, self._fair_time + lease
+        self._waiting[name] = seen, future, self._observed_time + lease
         if seen is None:
-            self._look_at(name)
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look_on())
+            self._check_soon(name)
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.create_task(self._poll())
         try:
             return await future
         finally:
             if self._waiting.get(name, (None, None))[1] is future:
                 del self._waiting[name]
 
-    async def _look_on(self) -> None:
-        """Look at what something was heard of at once, and at everything every second, in one call."""
+    async def _poll(self) -> None:
+        """Read the states of all watched work every second, and of notified work at once, in one call for all."""
         try:
-            await self._look_while_wanted()
+            await self._poll_while_waiting()
         finally:
-            for _, future, _ in self._waiting.values():  # watchers get the defect, and do not wait for ever
+            for _, future, _ in self._waiting.values():  # on a defect, watchers must not wait for ever
                 if not future.done():
                     future.set_exception(Unreachable("nobody looks any more"))
 
-    async def _look_while_wanted(self) -> None:
-        due, looked = 0.0, time.monotonic()
+    async def _poll_while_waiting(self) -> None:
+        due, checked_at = 0.0, time.monotonic()
         while self._waiting:
             now = time.monotonic()
-            self._fair_time += min(now - looked, 2 * _LOOK_EVERY)
-            looked = now
+            self._observed_time += min(now - checked_at, 2 * _POLL_INTERVAL)
+            checked_at = now
             names = list(self._waiting) if now >= due else [name for name in self._urgent if name in self._waiting]
-            due = now + _LOOK_EVERY if now >= due else due
+            due = now + _POLL_INTERVAL if now >= due else due
             self._urgent.clear()
-            self._rung.clear()
+            self._wakeup.clear()
             silent = {name: beat for name in names if (beat := self._last_beat(name))}
             try:
-                found: dict[str, State] | Unreachable = await self._call(partial(self._pulls.look, names, silent))
+                states: dict[str, State] | Unreachable = await self._call(partial(self._pulls.look, names, silent))
             except Unreachable as error:
-                found = error
+                states = error
             for name in names:
                 seen, future, _ = self._waiting.get(name, (None, None, 0.0))
                 if future is None or future.done():
                     continue
-                if isinstance(found, Unreachable):
-                    future.set_exception(found)
-                elif found[name] != seen:
-                    future.set_result(found[name])
+                if isinstance(states, Unreachable):
+                    future.set_exception(states)
+                elif states[name] != seen:
+                    future.set_result(states[name])
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._rung.wait(), max(0.0, due - time.monotonic()))
+                await asyncio.wait_for(self._wakeup.wait(), max(0.0, due - time.monotonic()))
 
     def _last_beat(self, name: str) -> bytes:
-        """Return the last heartbeat of a holder that was silent for one lease; empty if it was not."""
-        seen, _, until = self._waiting[name]
-        return seen.beat if seen is not None and seen.state == "leased" and self._fair_time >= until else b""
+        """Return the last heartbeat of a holder that has been silent for a whole lease; else an empty value."""
+        seen, _, silent_until = self._waiting[name]
+        return seen.beat if seen is not None and seen.state == "leased" and self._observed_time >= silent_until else b""
 
     async def _call(self, call: Callable[[], T]) -> T:
         try:
@@ -216,5 +216,5 @@ def _options(execution: Execution) -> Pull:
 def _outcome(seen: State) -> Outcome:
     if seen.problem:
         return Broken("UnreadableOutput", f"What {seen.worker} said cannot be read: {seen.problem}.")
-    read = msgspec.json.decode(seen.outcome)
-    return reported(read["error"]) if read.get("error") else finished(read.get("result"))
+    answer = msgspec.json.decode(seen.outcome)
+    return reported(answer["error"]) if answer.get("error") else finished(answer.get("result"))

@@ -1,7 +1,7 @@
-"""The HTTP API of a cluster or a cloud: its address, credentials and timeouts.
+"""The HTTP API of a cluster or cloud: its address, credentials and timeouts.
 
-There are a few requests for each execution, and one watch for all of them. `asking.py` has what all HTTP needs; here,
-every failure on the way is Unreachable, and is tried again.
+An executor sends a few requests for each execution, and watches all executions with one request. Connection failures
+are raised as Unreachable, which the driver retries.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ from orchestrator.workers.executors.asking import (
 from orchestrator.workers.executors.protocol import Unreachable
 
 TIMEOUT = 30.0
-"""Seconds within which an API must answer, where nothing else is set."""
-_AT_ONCE = 64
-"""Requests of one API that are under way together; a watch is not among them."""
+"""Default timeout of a request in seconds."""
+_MAX_CONCURRENT = 64
+"""Concurrent requests to an API, not counting a watch."""
 
 
 class Token(Protocol):
-    """Credentials, as long as they are valid."""
+    """Credentials that are renewed when they expire."""
 
     async def __call__(self) -> str:
-        """Return it."""
+        """Return a valid token."""
 
     def forget(self, refused: str) -> bool:
-        """Take it that one was refused, whatever time it had left; return whether another may be had at once."""
+        """Discard a token that was refused before it expired. Return whether a new one may be available at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Api:
-    """Where an API is, and how it lets one in."""
+    """The address of an API, and the credentials for it."""
 
     url: str
     tls: ssl.SSLContext | None = None
-    """TLS: certificates to trust and the client's own; by default those of the system."""
+    """TLS context with trusted certificates and a client certificate; by default that of the system."""
     server_name: str | None = None
-    """The name that the server's certificate has, where it is not that of the address."""
+    """The name in the server's certificate, if it differs from the host."""
     token: Token | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers of every request."""
     timeout: float = TIMEOUT
-    """Seconds within which an answer must come, or begin to come where it is read line by line."""
+    """Seconds within which the answer must arrive, or its beginning if it is read line by line."""
     largest: int = 64_000_000
-    """Bytes of an answer, or of a line, that are read at most."""
-    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE), compare=False)
+    """Bytes of an answer, or of one line, at most."""
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_CONCURRENT), compare=False)
 
     async def ask(
         self,
@@ -72,13 +72,13 @@ class Api:
         *,
         content_type: str = "application/json",
     ) -> Answer:
-        """Send a request, and return the whole answer; Unreachable if none comes."""
+        """Send a request, and return the whole answer. Raise Unreachable if none arrives."""
         async with self.turns:
-            with self._reaching():
+            with self._as_unreachable():
                 async with asyncio.timeout(self.timeout):
                     token = await self._token()
                     answer = await self._answer(self._request(method, path, query, token, body, content_type))
-                    if self._may_ask_again(answer, token):
+                    if self._may_retry(answer, token):
                         token = await self._token()
                         answer = await self._answer(self._request(method, path, query, token, body, content_type))
                     return answer
@@ -87,34 +87,34 @@ class Api:
         async with opened(self._place, request) as incoming:
             return await incoming.whole(self.largest)
 
-    def _may_ask_again(self, answer: Answer, token: str) -> bool:
-        """Say whether a request was refused for its token, so that nothing was done, and there may be a better one."""
+    def _may_retry(self, answer: Answer, token: str) -> bool:
+        """Return whether a request was refused because of its token, and another token may be available."""
         return answer.status == 401 and self.token is not None and self.token.forget(token)
 
     @asynccontextmanager
     async def lines(
         self, path: str, query: Mapping[str, str] | None = None, *, silence: float
     ) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
-        """Yield the beginning of an answer, and its lines as they come; silence for so long ends in Unreachable.
+        """Yield the head of an answer, and its lines as they arrive. Raise Unreachable after `silence` idle seconds.
 
-        An answer that is no success is read whole, and has no lines.
+        The answer to a failed request is read whole, and has no lines.
         """
         async with AsyncExitStack() as stack:
-            with self._reaching():
+            with self._as_unreachable():
                 async with asyncio.timeout(self.timeout):
                     token = await self._token()
                     request = self._request("GET", path, query, token)
                     incoming = await stack.enter_async_context(opened(self._place, request))
                     refusal = None if incoming.head.status == 200 else await incoming.whole(self.largest)
                     if refusal is not None:
-                        self._may_ask_again(refusal, token)  # a reader of lines comes again
+                        self._may_retry(refusal, token)  # readers of lines connect again
             if refusal is None:
                 yield incoming.head, self._lines(incoming, silence)
             else:
-                yield refusal, _nothing()
+                yield refusal, _no_lines()
 
     async def _lines(self, incoming: Incoming, silence: float) -> AsyncIterator[bytes]:
-        rest: list[bytes] = []
+        line_parts: list[bytes] = []
         size = 0
         while True:
             try:
@@ -126,15 +126,15 @@ class Api:
                 raise Unreachable(f"{self.url}: {error}.") from error
             if part is None:
                 break
-            *whole, last = part.split(b"\n")
-            for line in whole:
-                yield b"".join([*rest, line])
-                rest, size = [], 0
-            rest.append(last)
+            *complete, last = part.split(b"\n")
+            for line in complete:
+                yield b"".join([*line_parts, line])
+                line_parts, size = [], 0
+            line_parts.append(last)
             size += len(last)
             if size > self.largest:
                 raise TooLarge(f"{self.url} sent a line of more than {self.largest:,} bytes")
-        if last_line := b"".join(rest):
+        if last_line := b"".join(line_parts):
             yield last_line
 
     @property
@@ -161,8 +161,8 @@ class Api:
         return Request(method, target, data, headers, content_type)
 
     @contextmanager
-    def _reaching(self) -> Iterator[None]:
-        """Say of whatever breaks on the way that the API cannot be reached."""
+    def _as_unreachable(self) -> Iterator[None]:
+        """Convert connection errors into Unreachable."""
         try:
             yield
         except (Unanswered, Unreadable) as error:
@@ -171,12 +171,12 @@ class Api:
             raise Unreachable(f"{self.url} did not answer within {self.timeout:g} s.") from error
 
 
-def refusal(answer: Answer, what: str, said: str, may_pass: Collection[int]) -> Exception:
-    """Return what to raise where an API refuses something: to try again if that may pass, and else to give up."""
-    text = f"{what}: status {answer.status}{f', {said}' if said else ''}"
-    return Unreachable(text) if answer.status in may_pass or answer.status >= 500 else GiveUp(f"{text}.")
+def refusal(answer: Answer, action: str, detail: str, temporary: Collection[int]) -> Exception:
+    """Return the error for a refused request: Unreachable if the status may be temporary, else GiveUp."""
+    text = f"{action}: status {answer.status}{f', {detail}' if detail else ''}"
+    return Unreachable(text) if answer.status in temporary or answer.status >= 500 else GiveUp(f"{text}.")
 
 
-async def _nothing() -> AsyncIterator[bytes]:
+async def _no_lines() -> AsyncIterator[bytes]:
     return
     yield b""

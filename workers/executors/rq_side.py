@@ -1,4 +1,4 @@
-"""The name by which jobs in RQ ask for their prints to be kept: it is in their queues, and must stay."""
+"""Alias of the function that RQ jobs call to keep their prints. Queued jobs contain this name, so it must stay."""
 
 from pkgutil import resolve_name
 

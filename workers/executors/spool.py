@@ -1,11 +1,11 @@
-"""The folder of one execution of a command: its input, its output, and how it ended.
+"""The folder of a command's execution: its input, its output, and how it ended.
 
     input, spec.json    the input of the command
-    stdout, stderr      its output; `told` is how far stderr has been passed on, and `left_out` how much was dropped
-    keeper              its keeper: the line of /proc/PID/stat, with the time at which that process started
-    end                 the exit code, written by the keeper as the last thing that it does
+    stdout, stderr      its output; `told` is the offset up to which stderr was logged, `left_out` the bytes dropped
+    keeper              its keeper: the line of /proc/PID/stat, which has the start time of that process
+    end                 the exit code, written by the keeper as its last act
 
-The keeper creates its file exclusively: the command is started once, however many have tried.
+The keeper creates its file exclusively, so that the command is started once, however often that is tried.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from typing import NamedTuple
 from orchestrator.errors import ConfigurationError
 from orchestrator.workers.reporting.lines import as_it_stands
 
-_OLD = 86_400
-"""Seconds after which leftovers are deleted: their watcher died with the machine's other workers."""
+_MAX_AGE = 86_400
+"""Seconds after which leftovers are deleted: no watcher has collected them for that long."""
 
 
-_GROUP_AND_SESSION = slice(2, 4)
-"""Where they stand in /proc/PID/stat, behind the name of the program."""
+_GROUP_FIELDS = slice(2, 4)
+"""Fields of /proc/PID/stat with the process group and session, counted after the program's name."""
 
 
 class Keeper(NamedTuple):
-    """The process that keeps a command; the leader of its process group."""
+    """The keeper process of a command, the leader of its process group."""
 
     pid: int
     started: str
-    """When it started, in the words of the kernel; so that another process with its number is not taken for it."""
+    """Start time as the kernel writes it. Distinguishes the keeper from a later process with the same pid."""
 
     def is_alive(self) -> bool:
         line = _stat(self.pid)
         return line is not None and _parse(line) == self and _state(line) not in "ZX"
 
     def left_behind(self) -> list[int]:
-        """Return the processes of the command, where it may have been killed without them.
+        """Return the remaining processes of a command whose keeper may have been killed.
 
-        The system gives its number to nobody else while one of them is there.
+        The kernel does not reuse the keeper's pid while one of them exists.
         """
         line = _stat(self.pid)
         if not self.pid or (line is not None and _parse(line) != self):
             return []
-        found = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
-        return [pid for pid in found if (line := _stat(pid)) is not None and self._is_of(line)]
+        pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+        return [pid for pid in pids if (line := _stat(pid)) is not None and self._owns(line)]
 
-    def _is_of(self, line: str) -> bool:
+    def _owns(self, line: str) -> bool:
         fields = line.rpartition(")")[2].split()
-        return str(self.pid) in fields[_GROUP_AND_SESSION] and fields[0] not in "ZX"
+        return str(self.pid) in fields[_GROUP_FIELDS] and fields[0] not in "ZX"
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to all processes of the command."""
@@ -68,15 +68,15 @@ class Spool:
         self.folder = root / name
         self.stderr = self.folder / "stderr"
         self.stdout = self.folder / "stdout"
-        self._told: int | None = None
-        self._is_returned = False
-        """The part passed on last ends with a carriage return."""
-        self._drawn_at = float("-inf")
+        self._offset: int | None = None
+        self._ends_with_return = False
+        """Whether the part that was read last ends with a carriage return."""
+        self._progress_at = float("-inf")
 
     def prepare(self, input: bytes, specification: bytes) -> None:
-        """Write the input of the command, and create the files into which it writes.
+        """Write the input of the command, and create its output files.
 
-        Starting a process blocks all threads of this one while it opens its files, so none is left to be created.
+        The files are created in advance, because starting a process blocks all threads while it opens files.
         """
         self.folder.mkdir(mode=0o700, exist_ok=True)
         (self.folder / "work").mkdir(exist_ok=True)
@@ -88,14 +88,14 @@ class Spool:
             path.touch(0o600)
 
     def hand_over(self, uid: int, gid: int) -> None:
-        """Let another user run the command: the folder in which it runs, and its specification, are that user's."""
+        """Give another user access to run the command: to its working directory and its specification."""
         for folder in (self.folder.parent, self.folder):
             folder.chmod(0o711)
         for name in ("work", "spec.json"):
             os.chown(self.folder / name, uid, gid)
 
     def keeper(self) -> Keeper | None:
-        """Return the keeper of the command; None if there is none yet."""
+        """Return the keeper of the command, or None if it has not begun."""
         try:
             line = (self.folder / "keeper").read_text()
         except FileNotFoundError:
@@ -103,119 +103,119 @@ class Spool:
         return _parse(line) if line.endswith("\n") else None
 
     def forbid(self) -> bool:
-        """Prevent a keeper from beginning; say whether that was in time."""
+        """Prevent a keeper from beginning. Return False if one has begun."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         try:
             with (self.folder / "keeper").open("x") as file:
-                file.write(_NOBODY)
+                file.write(_NO_KEEPER)
         except FileExistsError:
             return False
-        (self.folder / "end").touch()  # by whose age it is cleared away
+        (self.folder / "end").touch()  # `sweep` goes by its age
         return True
 
     def exit_code(self) -> int | None:
-        """Return how the command has ended; None if unknown."""
+        """Return the exit code of the command, or None if unknown."""
         try:
-            said = (self.folder / "end").read_text()
+            text = (self.folder / "end").read_text()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return int(said) if said.endswith("\n") and said.strip().isdigit() else None
+        return int(text) if text.endswith("\n") and text.strip().isdigit() else None
 
     def has_more(self, until: int | None = None) -> bool:
-        """Say whether stderr has something, or something before an offset, that was not passed on."""
+        """Return whether stderr has unread data, or unread data before an offset."""
         size = _size(self.stderr)
-        if size and size < self._how_far():
-            self._told = 0  # it was cut meanwhile
-        return (size if until is None else min(size, until)) > (self._how_far() if size else 0)
+        if size and size < self._read_offset():
+            self._offset = 0  # the file was truncated meanwhile
+        return (size if until is None else min(size, until)) > (self._read_offset() if size else 0)
 
-    def has_much(self) -> bool:
-        """Say whether stderr takes so much of the disk that it is to be cut."""
-        return _size(self.stderr) > _MOST_SAID
+    def needs_truncation(self) -> bool:
+        """Return whether stderr is so large that it should be truncated."""
+        return _size(self.stderr) > _MAX_STDERR
 
-    def cut(self) -> None:
-        """Empty stderr, and count the bytes of it that were dropped.
+    def truncate(self) -> None:
+        """Truncate stderr to zero bytes, and count its unread bytes as dropped.
 
-        Bytes written between the look at its size and the cut are not counted.
+        Bytes written between reading the size and truncating are not counted.
         """
-        left_out = _size(self.stderr) - self._how_far()
+        dropped_bytes = _size(self.stderr) - self._read_offset()
         with contextlib.suppress(FileNotFoundError):
             os.truncate(self.stderr, 0)  # the writer appends
-            self._leave_out(left_out, 0)
+            self._record_dropped(dropped_bytes, 0)
 
     def skip(self, end: int) -> None:
-        """Drop the unread part of stderr, but for its last bytes before `end`, if that is much."""
-        place = end - _CHUNK
-        if place - self._how_far() > _MOST_SAID:
-            self._leave_out(place - self._how_far(), place)
+        """Skip unread stderr if there is very much, except its last bytes before `end`."""
+        offset = end - _CHUNK
+        if offset - self._read_offset() > _MAX_STDERR:
+            self._record_dropped(offset - self._read_offset(), offset)
 
-    def _leave_out(self, size: int, place: int) -> None:
-        self._write_number("left_out", self.left_out() + max(0, size))
-        self._told = place
-        self._write_number("told", place)
+    def _record_dropped(self, size: int, offset: int) -> None:
+        self._write_number("left_out", self.dropped_bytes() + max(0, size))
+        self._offset = offset
+        self._write_number("told", offset)
 
     def _write_number(self, name: str, number: int) -> None:
-        """Write a number as a whole: a process that is killed in the middle leaves the number before."""
+        """Write a number atomically: if the process is killed, the old number remains."""
         path = self.folder / f".{name}-{os.getpid()}"
         path.write_text(str(number))
         path.replace(self.folder / name)
 
-    def left_out(self) -> int:
-        """Return how many bytes of stderr, at least, were dropped."""
+    def dropped_bytes(self) -> int:
+        """Return how many bytes of stderr were dropped, at least."""
         return _number(self.folder / "left_out")
 
-    def said(self) -> int:
-        """Return how many bytes there are in stderr."""
+    def stderr_size(self) -> int:
+        """Return the size of stderr in bytes."""
         return _size(self.stderr)
 
     def has_written_more_than(self, limit: int) -> bool:
-        """Say whether there are more bytes in stdout."""
+        """Return whether stdout has more than `limit` bytes."""
         return _size(self.stdout) > limit
 
     def new_lines(self, *, is_last: bool = False) -> str | None:
-        """Return lines of stderr that were not passed on, as one text, and remember that they are; None: none.
+        """Return the unread lines of stderr as one text and advance the offset, or return None if there are none.
 
-        They are a block of the file, and not taken apart: lines that are dropped cost nothing.
+        The lines are a block of the file, and are not split here: lines dropped later cost nothing.
         """
-        place = self._how_far()
+        offset = self._read_offset()
         try:
             with self.stderr.open("rb") as file:
-                file.seek(place)
+                file.seek(offset)
                 data = file.read(_CHUNK)
         except FileNotFoundError:
             return None
         is_all = len(data) < _CHUNK
         if not data.endswith(b"\n") and not (is_last and is_all):
-            data = data[: self._whole(data) or (0 if is_all else len(data))]
+            data = data[: self._complete_size(data) or (0 if is_all else len(data))]
         if not data:
             return None
-        self._told = place + len(data)
-        self._write_number("told", self._told)
+        self._offset = offset + len(data)
+        self._write_number("told", self._offset)
         text = data.decode(errors="replace")
-        if self._is_returned and text.startswith("\n"):  # which ends a line that has been passed on
+        if self._ends_with_return and text.startswith("\n"):  # ends a line that was read before
             if text == "\n":
-                self._is_returned = False
+                self._ends_with_return = False
                 return self.new_lines(is_last=is_last)
             text = text.removeprefix("\n")
-        self._is_returned = data.endswith(b"\r")
+        self._ends_with_return = data.endswith(b"\r")
         return as_it_stands(text.removesuffix("\n"))
 
-    def _whole(self, data: bytes) -> int:
-        """Return how many bytes are lines that have ended; a bar that is drawn over is one, once a second."""
-        ended, drawn = data.rfind(b"\n") + 1, data.rfind(b"\r") + 1
+    def _complete_size(self, data: bytes) -> int:
+        """Return how many bytes are complete lines. A progress bar with carriage returns is one line a second."""
+        ended, redrawn = data.rfind(b"\n") + 1, data.rfind(b"\r") + 1
         now = time.monotonic()
-        if drawn <= ended or now < self._drawn_at + _DRAWN_EVERY:
+        if redrawn <= ended or now < self._progress_at + _PROGRESS_INTERVAL:
             return ended
-        self._drawn_at = now
-        return drawn
+        self._progress_at = now
+        return redrawn
 
-    def _how_far(self) -> int:
-        """Return how many bytes of stderr have been passed on, by this watcher or one before it."""
-        if self._told is None:
-            self._told = _number(self.folder / "told")
-        return self._told
+    def _read_offset(self) -> int:
+        """Return the offset up to which stderr was read, by this watcher or an earlier one."""
+        if self._offset is None:
+            self._offset = _number(self.folder / "told")
+        return self._offset
 
     def output(self, limit: int) -> bytes:
-        """Return what the command has written to stdout, up to `limit` bytes."""
+        """Return the content of stdout, up to `limit` bytes."""
         with self.stdout.open("rb") as file:
             return file.read(limit)
 
@@ -226,22 +226,22 @@ class Spool:
         return ""
 
     def remove(self) -> None:
-        """Clear everything away."""
+        """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 _CHUNK = 250_000
-"""Bytes of stderr that are passed on at once."""
-_MOST_SAID = 16_000_000
-"""Bytes of stderr that stand on the disk."""
-_DRAWN_EVERY = 1.0
-"""Seconds between two lines that a bar becomes, which is drawn over with carriage returns."""
-_NOBODY = "0 (nobody) X\n"
-"""Stands in place of a keeper, of a command that must not begin."""
+"""Bytes of stderr that are read at once."""
+_MAX_STDERR = 16_000_000
+"""Bytes of stderr on disk, above which it is truncated."""
+_PROGRESS_INTERVAL = 1.0
+"""Minimum seconds between two lines of a progress bar that is redrawn with carriage returns."""
+_NO_KEEPER = "0 (nobody) X\n"
+"""Content of the keeper file of a command that must not begin."""
 
 
 def open_root(namespace: str) -> Path:
-    """Return the folder of all executions of this machine and user, if this user has made it."""
+    """Return the folder of all executions of this machine and user. Raise an error if another user may write to it."""
     root = Path(tempfile.gettempdir()) / _root_name(namespace)
     root.mkdir(mode=0o700, exist_ok=True)
     if not _is_own(root):
@@ -254,14 +254,14 @@ def open_root(namespace: str) -> Path:
 
 
 def root_of(folder: str, name: str, namespace: str) -> Path | None:
-    """Return the root of an execution's folder as another worker of this user has stored it; None if it is no such."""
+    """Return the parent of an execution's folder, whose path another worker has stored; None if the path is invalid."""
     path = Path(folder)
     if path.name != name or path.parent.name != _root_name(namespace) or ".." in path.parts:
         return None
     try:
         return path.parent if _is_own(path.parent) else None
     except OSError:
-        return path.parent  # it cannot be reached, and holds nothing
+        return path.parent  # the folder is unreachable
 
 
 def _root_name(namespace: str) -> str:
@@ -269,20 +269,20 @@ def _root_name(namespace: str) -> str:
 
 
 def _is_own(root: Path) -> bool:
-    found = root.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    status = root.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def sweep(root: Path) -> None:
-    """Clear away executions that ended long ago: their watchers were killed then.
+    """Delete folders of executions that ended long ago and whose watchers were killed.
 
-    A command whose keeper was killed has no end; its last write counts.
+    For a command whose keeper was killed, the last write to its folder counts as the end.
     """
     for folder in root.iterdir():
         with contextlib.suppress(OSError):
             spool, end = Spool(root, folder.name), folder / "end"
-            written = [end] if end.exists() else [folder, *folder.iterdir()]
-            if time.time() - max(path.stat().st_mtime for path in written) > _OLD:
+            paths = [end] if end.exists() else [folder, *folder.iterdir()]
+            if time.time() - max(path.stat().st_mtime for path in paths) > _MAX_AGE:
                 keeper = spool.keeper()
                 if end.exists() or keeper is None or not (keeper.is_alive() or keeper.left_behind()):
                     shutil.rmtree(folder, ignore_errors=True)

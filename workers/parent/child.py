@@ -37,23 +37,23 @@ from orchestrator.workers.spec import WorkerSpec
 
 log = get_logger("worker")
 
-_KEPT_FOR = 1.0
-"""Seconds of processor time that a turn uses while its process stands still, if it is the one that keeps it."""
+_BLOCKING_TURN_TIME = 1.0
+"""Seconds of processor time that a turn uses while its process is stalled, before the turn is taken for the cause."""
 _STOPPED = "the code of a neighbour stopped its process"
 
 
 @dataclass
 class ParentProcess:
-    """The parent process of a worker: its id and its memory."""
+    """Identifies the parent process of a worker, with its memory."""
 
     id: bytes = field(default_factory=new_id)
-    """Of this life of it; a process that later has its number has another."""
+    """Id of this process; unlike a pid, it is never reused."""
     memory: int = 0
-    """Bytes that it had in RAM with the last heartbeat."""
+    """Bytes of resident memory at the last heartbeat."""
 
 
 class Child:
-    """A process that was forked, and what its parent knows of it."""
+    """A forked worker process, as its parent sees it."""
 
     def __init__(self, worker: str, pid: int, pipe: Connection[Any, Any], held: HeldAttempts) -> None:
         self.worker = worker
@@ -62,38 +62,38 @@ class Child:
         self.held = held
         self.started_at = time.time()
         self.memory = 0
-        """Bytes that it had in RAM with the last heartbeat."""
+        """Bytes of resident memory at the last heartbeat."""
         self.names: list[str] | None = None
-        """The tasks that it knows; None until it is ready."""
+        """Names of the tasks that the process can run; None until it is ready."""
         self.queues: list[str] = []
-        """The queues that it serves."""
+        """The queues that the process serves."""
         self.release = ""
-        """The release of its application."""
+        """The release of the application."""
         self.parameters = b""
-        """The parameters of its tasks, encoded."""
+        """The parameters of the process's tasks, encoded."""
         self.doubtful = False
         self.worn = False
         self.draining = False
         self.spent = False
-        """It takes no more tasks, and ends when its successor is ready."""
+        """Whether the process receives no more tasks and ends when its successor is ready."""
         self.dismissed = False
-        """It was killed on purpose, without a log line."""
+        """Whether the process was killed on purpose, without an error in the log."""
         self.is_closed = False
-        """Its end of the pipe is closed."""
+        """Whether the process has closed its end of the pipe."""
         self._closed_checks = 0
         self._stopping: dict[tuple[bytes, int], float] = {}
-        """Attempts that must stop, and since when."""
-        self._frozen_looks = 0
-        self._still_checks = 0
-        self._still = 0.0
-        """Seconds for which it has stood still, if it does."""
-        self._left_at = 0.0
-        """When it was ordered to end, if it was."""
+        """Attempts ordered to stop, with the time of the order."""
+        self._frozen_checks = 0
+        self._stalled_checks = 0
+        self._stalled_for = 0.0
+        """Seconds since the process's clock stopped; 0.0 while it ticks."""
+        self._drain_began_at = 0.0
+        """Time when the process was ordered to drain; 0.0 before that."""
         self._overdue: list[Limit] = []
         self._turn_times: dict[tuple[bytes, int], float] = {}
-        """The processor time of the threads of turns, as it was when the process was first seen to stand still."""
-        self._kept_by: set[tuple[bytes, int]] = set()
-        """The turns whose code keeps the interpreter to itself."""
+        """Processor time of the threads of turns, at the moment when the process was first seen stalled."""
+        self._blocking_turns: set[tuple[bytes, int]] = set()
+        """The turns whose code never releases the interpreter."""
 
     @property
     def state(self) -> ChildState:
@@ -104,21 +104,21 @@ class Child:
         return ChildState.WORN if self.worn else ChildState.WORKING
 
     @property
-    def is_still(self) -> bool:
-        return self._still > 0.0
+    def is_stalled(self) -> bool:
+        return self._stalled_for > 0.0
 
-    def hear(self) -> list[Hello | Leaving]:
-        """Return what the process has said since."""
-        heard: list[Hello | Leaving] = []
+    def receive(self) -> list[Hello | Leaving]:
+        """Return the new messages of the process."""
+        messages: list[Hello | Leaving] = []
         try:
             while not self.is_closed and self.pipe.poll():
-                heard.append(decode(Hello | Leaving, self.pipe.recv_bytes()))  # type: ignore[arg-type]
+                messages.append(decode(Hello | Leaving, self.pipe.recv_bytes()))  # type: ignore[arg-type]
         except (EOFError, OSError, Malformed):
-            self.is_closed = True  # it has died, and is reaped in a moment
-        return heard
+            self.is_closed = True  # the process has died, and is reaped soon
+        return messages
 
     def send(self, command: Command) -> None:
-        """Send a command; a child that is dead is dealt with elsewhere."""
+        """Send a command. Ignore a dead process: `_reap` of the supervisor handles it."""
         try:
             self.pipe.send_bytes(encode(command))
         except OSError:
@@ -129,23 +129,23 @@ class Child:
             self._stopping.setdefault((attempt.id, attempt.attempt), now)
         self.send(Command("stop", attempts, moved or []))
 
-    def leave(self, verb: Command) -> None:
-        """Have it take no more tasks and end."""
+    def begin_draining(self, command: Command) -> None:
+        """Order the process to receive no more tasks and end."""
         self.draining = True
-        self._left_at = self._left_at or time.monotonic()
-        self.send(verb)
+        self._drain_began_at = self._drain_began_at or time.monotonic()
+        self.send(command)
 
     def dismiss(self) -> None:
-        """Kill it on purpose: what it held is handed back, and its death is no death."""
+        """Kill the process on purpose. Its attempts are handed back, and its end is not logged as a death."""
         self.dismissed = True
         self.kill()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         os.kill(self.pid, signal.SIGKILL)
 
     def heartbeat(self, spec: WorkerSpec, number: int, own: ParentProcess, *, hungry: bool) -> Heartbeat:
-        """Return what is published of it, and of its parent's own process."""
+        """Return the heartbeat of the process, with data of the parent's own process."""
         held, running = self.held.snapshot()
         return Heartbeat(
             worker=self.worker,
@@ -163,7 +163,7 @@ class Child:
             draining=self.draining or self.spent,
             number=number,
             hungry=hungry,
-            still=self._still,
+            still=self._stalled_for,
             executions=spec.executions,
             executing=self.held.executing,
             parent=own.id,
@@ -173,32 +173,32 @@ class Child:
             parameters=digest_of(self.parameters) if self.parameters else "",
         )
 
-    # -- code that stops the whole process
+    # -- code that blocks the whole process
 
-    def is_somebody_else(self) -> bool:
-        """Say whether the process lives and is ours no more: it has closed the pipe, or become another program.
+    def is_foreign(self) -> bool:
+        """Return whether the process is alive but has closed the pipe or replaced its program.
 
-        It is asked with each heartbeat; one that has just died is reaped before the second time.
+        This is checked with each heartbeat. A process that has just died is reaped before the second check.
         """
         self._closed_checks += self.is_closed
         return self._closed_checks > 1
 
-    def stands_still(self, now: float, grace: float) -> bool:
-        """Say, once each time, that the process has done nothing for so long: one task keeps it, or it is stopped."""
+    def has_stalled(self, now: float, grace: float) -> bool:
+        """Return, once per stall, whether the process's clock has stopped for `grace` seconds: blocked, or paused."""
         pulse, _ = self.held.pulse()
-        self._still_checks = self._still_checks + 1 if pulse > 0.0 and now - pulse > grace else 0
-        self._still = now - pulse if self._still_checks > 1 else 0.0
-        return self._still_checks == 2
+        self._stalled_checks = self._stalled_checks + 1 if pulse > 0.0 and now - pulse > grace else 0
+        self._stalled_for = now - pulse if self._stalled_checks > 1 else 0.0
+        return self._stalled_checks == 2
 
-    def is_beyond_drain(self, now: float, grace: float) -> bool:
-        """Say whether it was to end long ago, and stands still instead."""
-        return bool(self._left_at) and now - self._left_at > grace and self._still_checks > 1
+    def has_overrun_drain(self, now: float, grace: float) -> bool:
+        """Return whether the process should have ended `grace` seconds ago and is stalled."""
+        return bool(self._drain_began_at) and now - self._drain_began_at > grace and self._stalled_checks > 1
 
-    def is_beyond_help(self, now: float, grace: float) -> bool:
-        """Say whether an attempt must end and only killing the process can do it.
+    def must_be_killed(self, now: float, grace: float) -> bool:
+        """Return whether an attempt must stop, and only killing the process can stop it.
 
-        A process ends its attempts itself, unless one of them keeps the interpreter to itself: then its clock stands.
-        Two looks in a row must find it so, because the whole machine may have been asleep.
+        A process stops its attempts on its own, unless code that never releases the interpreter blocks its clock. Two
+        checks in a row must find that, because the whole machine may have been suspended.
         """
         pulse, _ = self.held.pulse()
         held = set(self.held.unended())
@@ -206,47 +206,47 @@ class Child:
         self._overdue = self.held.overdue(now - grace)
         must_end = self._overdue or any(now - since > grace for since in self._stopping.values())
         is_frozen = pulse > 0.0 and now - pulse > grace
-        self._frozen_looks = self._frozen_looks + 1 if must_end and is_frozen else 0
-        return self._frozen_looks > 1
+        self._frozen_checks = self._frozen_checks + 1 if must_end and is_frozen else 0
+        return self._frozen_checks > 1
 
-    def is_kept_by_a_turn(self) -> bool:
-        """Say whether the process stands still because code of a workflow keeps the interpreter to itself.
+    def is_blocked_by_turn(self) -> bool:
+        """Return whether the process is stalled because workflow code never releases the interpreter.
 
-        A task may compute for as long as it likes, a turn may not; what its process cannot interrupt ends with it. The
-        thread that uses the processor while the clock of the process stands is the cause: all others wait for it.
+        A task may compute for as long as it likes, a turn may not. A turn that cannot be interrupted ends with its
+        process. The cause is the thread that uses the processor while the process is stalled: all others wait for it.
         """
-        if not self.is_still:
+        if not self.is_stalled:
             self._turn_times.clear()
             return False
         for id, attempt, thread in self.held.turns():
             used = thread_time(self.pid, thread)
-            if used - self._turn_times.setdefault((id, attempt), used) >= _KEPT_FOR:
-                self._kept_by.add((id, attempt))
-        return bool(self._kept_by)
+            if used - self._turn_times.setdefault((id, attempt), used) >= _BLOCKING_TURN_TIME:
+                self._blocking_turns.add((id, attempt))
+        return bool(self._blocking_turns)
 
-    # -- its end
+    # -- the end of the process
 
     def final_reports(self, now: float, died_of: str) -> list[Report]:
-        """Return the report of a process that has ended and still held attempts.
+        """Return the reports for the attempts that an ended process still held.
 
-        No attempt is charged for its death: others may have been in it. One that had not begun is handed back if
-        another had: where none had, it may have died of what came with them.
+        No attempt is charged for the death, because another one may have caused it. Attempts that had begun are lost,
+        the others are handed back. If none had begun, receiving one may have caused the death, so all are lost.
         """
-        left, begun = self.held.unended(), self.held.begun()
-        if self._kept_by:
+        remaining, begun = self.held.unended(), self.held.begun()
+        if self._blocking_turns:
             return [
                 Lost(*attempt, alone=False, reason="the code of its workflow kept the whole process to itself")
-                if attempt in self._kept_by
+                if attempt in self._blocking_turns
                 else Returned(*attempt, _STOPPED, begun=attempt in begun)
-                for attempt in left
+                for attempt in remaining
             ]
-        if self._frozen_looks > 1:
+        if self._frozen_checks > 1:
             overdue = {(limit.id, limit.attempt): limit for limit in self._overdue}
             return [
                 _timed_out(overdue[attempt], now)
                 if attempt in overdue
                 else Returned(*attempt, _STOPPED, begun=attempt in begun)
-                for attempt in left
+                for attempt in remaining
             ]
         if self.held.farewell is Farewell.UNFINISHED or self.dismissed:
             blocking = self.held.blocking()
@@ -254,25 +254,25 @@ class Child:
                 Lost(*attempt, alone=False, reason="the event loop that it ran on was blocked or closed")
                 if attempt in blocking
                 else Returned(*attempt, "worker stops", begun=attempt in begun)
-                for attempt in left
+                for attempt in remaining
             ]
         return [
             Lost(*attempt, alone=False, reason=died_of)
-            if attempt in begun or begun.isdisjoint(left)
+            if attempt in begun or begun.isdisjoint(remaining)
             else Returned(*attempt, f"its process died before it began: {died_of}")
-            for attempt in left
+            for attempt in remaining
         ]
 
 
 def _timed_out(limit: Limit, now: float) -> Failed:
     error: TaskError = describe(TaskTimeout(f"ran longer than its timeout of {limit.timeout:g} s"))
-    whose = {"task_id": to_text(limit.id), "attempt": limit.attempt}
-    log.error("task.killed error=%s: its process was killed with it", error.message, extra=whose)
+    fields = {"task_id": to_text(limit.id), "attempt": limit.attempt}
+    log.error("task.killed error=%s: its process was killed with it", error.message, extra=fields)
     return Failed(limit.id, limit.attempt, now - limit.deadline + limit.timeout, error, limit.retryable)
 
 
 def prepare_forks(spec: WorkerSpec) -> None:
-    """Load what every process uses, so that they share it, and let no collection write to it and so copy it."""
+    """Import what every process uses, and freeze it for garbage collection, so that forks share the memory."""
     import_module("orchestrator.public")
     if spec.executions:
         for name in own_plugins(EXECUTORS):
@@ -283,9 +283,9 @@ def prepare_forks(spec: WorkerSpec) -> None:
 def start_child(
     spec: WorkerSpec, settings: Settings, after_fork: Callable[[], None], first_to_report: FirstToReport
 ) -> Child:
-    """Fork a worker process; `after_fork` is called in it first."""
+    """Fork a worker process. `after_fork` is called first in the new process."""
     held = HeldAttempts()
-    ours, theirs = Pipe()
+    parent_pipe, child_pipe = Pipe()
     worker = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(4)}"
     sys.stdout.flush()
     sys.stderr.flush()
@@ -295,13 +295,13 @@ def start_child(
         farewell = Farewell.NONE
         try:
             after_fork()
-            ours.close()
+            parent_pipe.close()
             die_with(parent)
             watch_forks()
-            farewell = run_process(spec, settings, worker, held, theirs, first_to_report)
+            farewell = run_process(spec, settings, worker, held, child_pipe, first_to_report)
         except BaseException:
             log.exception("process.failed")
         finally:
             end_process(held, farewell)
-    theirs.close()
-    return Child(worker, pid, ours, held)
+    child_pipe.close()
+    return Child(worker, pid, parent_pipe, held)

@@ -1,4 +1,4 @@
-"""Messages between a worker process and its parent, over the pipe between them."""
+"""Messages between a worker process and its parent, over a pipe."""
 
 from __future__ import annotations
 
@@ -12,49 +12,48 @@ from orchestrator.transport.codec import Attempt, prepare
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """Child to parent: ready, and these are the tasks I know, and the queues I serve."""
+    """Child to parent: the process is ready. Announces its tasks and queues."""
 
     names: list[str]
     queues: list[str]
     unserved: list[str]
-    """The other queues of the application, if none were chosen."""
+    """Queues of the application that the process does not serve, if no queues were chosen."""
     release: str = ""
-    """The release of the application."""
     parameters: bytes = b""
-    """The parameters of its tasks, encoded."""
+    """The parameters of the process's tasks, encoded."""
 
 
 class Leaving(msgspec.Struct, frozen=True, array_like=True, tag="leaving"):
-    """Child to parent: replace me."""
+    """Child to parent: replace this process."""
 
     reason: str
     at_once: bool
-    """I take no more tasks already. Otherwise I go on until my successor is ready."""
+    """Whether the process receives no more tasks already. Otherwise it works until its successor is ready."""
     is_last: bool = True
-    """With `at_once`: I end whatever happens. Otherwise I could go on, should there be no successor."""
+    """With `at_once`: whether the process ends in any case. Otherwise it can continue if there is no successor."""
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, tag="command"):
-    """Parent to child."""
+    """Parent to child: a command."""
 
     verb: Literal["pause", "resume", "drain", "retire", "stay", "stop", "spare"]
-    """`drain`: finish what runs, up to the drain timeout. `retire`: the same, however long it takes. `stay`: there is
-    no successor, so go on although you have run enough tasks."""
+    """`drain`: finish running tasks within the drain timeout. `retire`: finish them, however long it takes. `stay`:
+    continue beyond the limit of tasks, because there is no successor."""
     stop: list[Attempt] = []
-    """With `stop`: the attempts to end."""
+    """With `stop`: the attempts to stop."""
     moved: list[Attempt] = []
-    """Of these, the ones whose task goes on in another attempt."""
+    """With `stop`: those of the attempts whose task continues in another attempt."""
     spare: list[Attempt] = []
-    """With `spare`: the attempts to give back if they have not begun."""
+    """With `spare`: the attempts to hand back if they have not begun."""
 
 
 prepare(Command, Hello | Leaving)
 
 
 class FirstToReport:
-    """Of processes that are started together and fail alike, one says why: the one that reads the only byte of a pipe.
+    """Lets one of several processes that fail alike report the error: the first to read the only byte of a pipe.
 
-    The others end after it: with the first that ends, their parent kills those that still load the application.
+    The other processes wait until the first has ended. The parent then kills those that still load the application.
     """
 
     def __init__(self) -> None:
@@ -63,15 +62,15 @@ class FirstToReport:
         os.write(self._writer, b"!")
 
     def take(self) -> bool:
-        """Say whether this process is the first to report; if not, return when that has ended."""
+        """Return whether this process is the first to report. If not, wait until the first has ended."""
         try:
             return os.read(self._reader, 1) != b""
-        except BlockingIOError:  # the first has its end of the pipe open until it ends
+        except BlockingIOError:  # the first process keeps its end of the pipe open until it ends
             os.close(self._writer)
             wait([self._reader])
             return False
 
     def close(self) -> None:
-        """Leave the message to processes that were forked meanwhile, or have nothing to say."""
+        """Close this process's ends of the pipe."""
         os.close(self._reader)
         os.close(self._writer)

@@ -1,4 +1,4 @@
-"""A worker as monitoring sees it: its parent exports the metrics of all its processes."""
+"""Metrics of a worker: the parent exports them for all its processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = get_logger("worker")
 
 
 class ObservedWorker:
-    """The parent's metrics of its processes. It counts rare events, and reads the rest when it is asked."""
+    """Metrics of a worker's processes. Counts rare events, and reads all other values on request."""
 
     def __init__(self, settings: Settings, slots: int, redis: Outage) -> None:
         self._slots = slots
@@ -27,27 +27,27 @@ class ObservedWorker:
         self._ttl = settings.worker_ttl
         self._listener = Listener(settings.metrics, self, log) if settings.metrics else None
         self.children: Collection[Child] | None = None
-        """None while the worker waits for Redis to be there."""
+        """The worker's processes; None while the worker waits for Redis."""
         self.heard_at: float | None = None
-        """When the last heartbeat was sent."""
+        """When the last heartbeat was sent (monotonic clock)."""
         self.deaths = self.replaced = self.handed_back = 0
 
     # -- requests
 
     def served_by_thread(self) -> AbstractContextManager[None]:
-        """Answer while the parent does not wait in `supervisor.py`, where it asks what to wait for."""
+        """Return a context in which a thread answers requests, for the time before the supervisor's loop runs."""
         return nullcontext() if self._listener is None else self._listener.in_thread()
 
     def waits_for(self) -> list[socket.socket]:
         return [] if self._listener is None else self._listener.waits_for()
 
     def serve(self, ready: Iterable[object]) -> None:
-        """Answer a request."""
+        """Answer requests on these sockets."""
         if self._listener is not None:
             self._listener.serve(ready)
 
-    def let_go(self) -> None:
-        """In a process that was just forked, leave all that to the parent."""
+    def close_in_fork(self) -> None:
+        """Close the parent's sockets in a forked process."""
         if self._listener is not None:
             self._listener.close()
 
@@ -74,7 +74,7 @@ class ObservedWorker:
         )
         load = sum(child.held.pulse()[1] for child in working) / len(working) if working else 0.0
         yield gauge("orchestrator_worker_load_ratio", "How full its processes have been of late.", ({}, load))
-        still = sum(child.is_still for child in ready)
+        still = sum(child.is_stalled for child in ready)
         yield gauge(
             "orchestrator_worker_still_processes", "Processes that stand still: a task keeps them.", ({}, still)
         )
@@ -87,16 +87,16 @@ class ObservedWorker:
             yield gauge("orchestrator_worker_heartbeat_age_seconds", "Time since its last heartbeat.", ({}, age))
 
     def obstacles(self) -> dict[str, str]:
-        """Return what keeps it from running tasks."""
+        """Return the reasons why the worker cannot run tasks, by component."""
         if self.children is None:
             return {"redis": "waiting for Redis"}
-        found = {}
+        problems = {}
         if self._redis.is_down:
-            found["redis"] = self._redis.reason
+            problems["redis"] = self._redis.reason
         states = Counter(child.state for child in self.children)
         if not states[ChildState.WORKING] and not states[ChildState.WORN]:
-            said = ", ".join(f"{number} {state.name.lower()}" for state, number in states.items())
-            found["processes"] = f"none takes tasks ({said or 'there is none'})"
+            counts = ", ".join(f"{number} {state.name.lower()}" for state, number in states.items())
+            problems["processes"] = f"none takes tasks ({counts or 'there is none'})"
         elif self.heard_at is None or time.monotonic() - self.heard_at > self._ttl:
-            found["heartbeat"] = "nobody has heard of this worker yet, or for too long"
-        return found
+            problems["heartbeat"] = "nobody has heard of this worker yet, or for too long"
+        return problems

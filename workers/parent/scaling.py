@@ -1,11 +1,11 @@
-"""How many processes a worker has, which of them are replaced, and when. Decisions only: no clock, no processes.
+"""Decides how many processes a worker has, which are replaced, and when. Pure functions: no clock, no processes.
 
     loading ──ready──▶ working ──too old, too large──▶ worn ──successor ready──▶ draining ──▶ gone
                           └────code that does not end, new code, too many processes────▲
 
-A worn process works on until its successor is ready, and successors come one at a time, so that neither throughput
-stops nor memory doubles. Whatever else drains has a successor at once. A process drains for as long as its longest task
-takes, so draining ones may pile up: worn ones then work on, and in the end capacity is given up rather than memory.
+A worn process works until its successor is ready. Successors start one at a time, so that throughput does not stop and
+memory does not double. Other draining processes get a successor at once. Draining takes as long as the longest task, so
+draining processes may pile up. Then worn ones go on working; in the end capacity drops rather than memory runs out.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-_FULL = 0.9
-"""Share of the slots in use from which a worker counts as full; short tasks leave small gaps."""
-_COMFORT = 0.8
-"""Share of the slots in use up to which a worker with one process fewer would still be at ease."""
+_FULL_LOAD = 0.9
+"""Share of busy slots at which a worker counts as full; short tasks leave small gaps."""
+_CALM_LOAD = 0.8
+"""Share of busy slots up to which a worker could do with one process fewer."""
 
 
-_PROCESSES_PER_WANTED = 3
-"""Times as many processes as are wanted, beyond which none is started."""
-_LEAST_PROCESSES = 8
-"""Processes that there may be in any case."""
+_MAX_PER_WANTED = 3
+"""Limit of all processes, as a multiple of the wanted number."""
+_MIN_LIMIT = 8
+"""Limit of all processes for small workers."""
 
 
 class ChildState(Enum):
-    """The state of a process for its parent."""
+    """The state of a process, as its parent sees it."""
 
     LOADING = "loading"
     WORKING = "working"
@@ -36,52 +36,52 @@ class ChildState(Enum):
 
 
 class ScalingPlan(NamedTuple):
-    """Changes of the processes."""
+    """The processes to start and to retire."""
 
     start: int
-    """How many to start."""
+    """Number of processes to start."""
     retire: list[int]
-    """Places, in the list that was given, of those that are to retire."""
+    """Indices, in the given list, of the processes to retire."""
 
 
 def most_processes(wanted: int) -> int:
-    """Return how many processes there may be in all, so that `wanted` work."""
-    return max(_LEAST_PROCESSES, _PROCESSES_PER_WANTED * wanted)
+    """Return the maximum number of processes, draining ones included, for a wanted number of working ones."""
+    return max(_MIN_LIMIT, _MAX_PER_WANTED * wanted)
 
 
-def plan(states: Sequence[ChildState], wanted: int, most: int) -> ScalingPlan:
-    """Decide which of these processes, oldest first, retire, and how many are started, so that `wanted` work.
+def plan(states: Sequence[ChildState], wanted: int, limit: int) -> ScalingPlan:
+    """Decide which processes retire and how many start, so that `wanted` work. `states` begins with the oldest process.
 
-    With those that load and drain there are never more than `most`.
+    The total, including loading and draining processes, does not exceed the limit.
     """
-    worn = [place for place, state in enumerate(states) if state is ChildState.WORN]
-    working = [place for place, state in enumerate(states) if state is ChildState.WORKING]
+    worn = [index for index, state in enumerate(states) if state is ChildState.WORN]
+    working = [index for index, state in enumerate(states) if state is ChildState.WORKING]
     loading = sum(state is ChildState.LOADING for state in states)
-    able = len(worn) + len(working)
-    draining = len(states) - able - loading
-    missing = max(0, wanted - able - loading)
-    if worn and able == wanted and not loading and draining < wanted:
+    active = len(worn) + len(working)
+    draining = len(states) - active - loading
+    missing = max(0, wanted - active - loading)
+    if worn and active == wanted and not loading and draining < wanted:
         missing = 1
-    start = min(missing, max(0, most - len(states)))
-    surplus = max(0, able - wanted)
+    start = min(missing, max(0, limit - len(states)))
+    surplus = max(0, active - wanted)
     return ScalingPlan(start, [*worn, *reversed(working)][:surplus])
 
 
 class Bounds(NamedTuple):
-    """Fewest and most processes."""
+    """Minimum and maximum number of processes."""
 
     fewest: int
     most: int
 
 
 def is_full(processes: int, load: float) -> bool:
-    """Say whether all slots are busy; `load` is how many processes' worth of slots are in use."""
-    return load >= _FULL * processes
+    """Return whether all slots are busy. `load` is the number of busy slots, divided by the slots per process."""
+    return load >= _FULL_LOAD * processes
 
 
 def is_calm(processes: int, load: float) -> bool:
-    """Say whether one process fewer could do what is done now."""
-    return load <= _COMFORT * (processes - 1)
+    """Return whether one process fewer could handle the current load."""
+    return load <= _CALM_LOAD * (processes - 1)
 
 
 def scaled(
@@ -89,8 +89,8 @@ def scaled(
 ) -> int:
     """Return how many processes there should be.
 
-    More, by half, while all slots are busy and work waits; one fewer after `scale_down_after` s in which it would have
-    done. A short lull ends nothing, and a burst is met in a few steps.
+    Add half of them while all slots are busy and work waits. Remove one after `scale_down_after` seconds in which one
+    fewer would have done. So a short lull removes none, and a burst is met in a few steps.
     """
     if work_waits and is_full(processes, load):
         return min(bounds.most, processes + max(1, processes // 2))
@@ -100,7 +100,7 @@ def scaled(
 
 
 class Autoscaler:
-    """How many processes are wanted, as load comes and goes."""
+    """Computes the wanted number of processes from the load."""
 
     def __init__(self, bounds: Bounds, scale_down_after: float) -> None:
         self._bounds = bounds
@@ -109,9 +109,9 @@ class Autoscaler:
         self.wanted = bounds.fewest
 
     def note(self, working: int, load: float, now: float, *, work_waits: bool = False) -> bool:
-        """Take in how many processes work at this moment and how busy they are; say whether another number is wanted.
+        """Update the wanted number from the number of working processes and their load. Return whether it changed.
 
-        While processes come or go, the load says nothing yet.
+        While processes start or end, the load is ignored.
         """
         if working != self.wanted:
             return False
@@ -132,5 +132,5 @@ class Autoscaler:
         return True
 
     def could_use_more(self, working: int, load: float) -> bool:
-        """Say whether it matters if work waits."""
+        """Return whether the worker would grow if work waits."""
         return working == self.wanted < self._bounds.most and is_full(working, load)

@@ -1,4 +1,4 @@
-"""Wakes a process that waits when a signal arrives. Without it, Python would take note and go on waiting."""
+"""Wakes a waiting process when a signal arrives. Without it, Python would record the signal and continue to wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class SignalWakeup:
-    """Rings, as something to wait for beside pipes and sockets, whenever one of these signals arrives."""
+    """A file descriptor to wait for, which becomes readable when one of these signals arrives."""
 
     def __init__(self, handlers: dict[signal.Signals, Callable[[], None]]) -> None:
         self._reader, self._writer = os.pipe()
@@ -19,16 +19,16 @@ class SignalWakeup:
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number, handler in handlers.items():
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # nohup
+                continue  # started with nohup
             self._numbers.append(number)
             signal.signal(number, _handler(handler))
 
     def fileno(self) -> int:
-        """Return what becomes readable when it rings."""
+        """Return the descriptor that becomes readable on a signal."""
         return self._reader
 
     def silence(self) -> None:
-        """Make it ring no more until the next signal."""
+        """Drain the descriptor, so that it is unreadable until the next signal."""
         try:
             while os.read(self._reader, 512):
                 pass
@@ -36,7 +36,7 @@ class SignalWakeup:
             return
 
     def remove(self) -> None:
-        """Let signals do again what they do by default; for a child that was just forked."""
+        """Restore the default signal handlers. Called in a child that was just forked."""
         signal.set_wakeup_fd(-1)
         for number in self._numbers:
             signal.signal(number, signal.SIG_DFL)

@@ -1,9 +1,9 @@
-"""The parent of a worker's processes: it beats for them, passes orders on, and replaces them.
+"""The parent of a worker's processes: sends their heartbeats, passes orders on, and replaces processes.
 
-It runs nothing itself, so no task can starve the heartbeat. When a child dies, the parent still has the table of
-what the child held, and reports those attempts as lost at once. When the parent itself was stopped or cut off for
-longer than a worker's TTL, its children start nothing new until the leader has said which attempts still count.
-It sleeps until something happens: a signal, a child's word or death, an order of the leader's, or the next heartbeat.
+The parent runs no tasks, so no task can starve the heartbeats. When a child dies, the parent still has the table of the
+child's attempts, and reports them as lost at once. If the parent was stopped or cut off for longer than a worker's TTL,
+its children start no tasks until the leader has said which attempts still count. The parent sleeps until a signal, a
+message or death of a child, an order of the leader, or the next heartbeat.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from orchestrator.transport.codec import Order
 from orchestrator.transport.connection import UNAVAILABLE, awaited, connect, describe
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.worker import WorkerStreams
-from orchestrator.workers.parent.beating import Beating
+from orchestrator.workers.parent.beating import Heartbeats
 from orchestrator.workers.parent.changes import Changes
 from orchestrator.workers.parent.child import Child, prepare_forks, start_child
 from orchestrator.workers.parent.held import EndedProcesses, Farewell
 from orchestrator.workers.parent.messages import Command, FirstToReport, Hello, Leaving
 from orchestrator.workers.parent.observed import ObservedWorker
-from orchestrator.workers.parent.processes import ending, format_memory, noted_memory, resident_memory
+from orchestrator.workers.parent.processes import cheap_resident_memory, ending, format_memory, resident_memory
 from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, most_processes, plan
 from orchestrator.workers.parent.signal_wakeup import SignalWakeup
 from orchestrator.workers.spec import WorkerSpec
 
 log = get_logger("worker")
 
-_LAST_WORDS = 5.0
-"""Seconds to report what the last children held; after that the leader finds out by itself."""
-_BREATHER = 1.0
-"""Seconds between the starts of two processes that stand in for dead ones."""
-_TRY_LOADING_AGAIN = 30.0
-"""Seconds until an application that could be loaded before, and now cannot, is tried again."""
+_FINAL_REPORTS_TIMEOUT = 5.0
+"""Seconds to report the attempts of the last children. After that the leader finds them lost."""
+_RESTART_PAUSE = 1.0
+"""Seconds between the starts of two processes that replace dead ones."""
+_RELOAD_RETRY = 30.0
+"""Seconds until loading the application is retried, if it has been loaded before and now fails."""
 
 
 def run_worker(spec: WorkerSpec, settings: Settings) -> int:
-    """Run a worker until it is stopped; return the exit code."""
+    """Run a worker until it is stopped. Return the exit code."""
     url = settings.require_redis()
     log.info("worker.started app=%s redis=%s", spec.app, without_password(url))
     prerequisites = Prerequisites(log, [awaited(connect(url))])
     supervisor = Supervisor(spec, settings)
-    with supervisor.observed.served_by_thread():  # which is gone before anything is forked
+    with supervisor.observed.served_by_thread():  # the thread ends before anything is forked
         if not prerequisites.wait():
             return 0
     return supervisor.run(prerequisites)
 
 
 class Supervisor:
-    """Forks, beats, obeys, replaces."""
+    """Forks, monitors and replaces the processes of a worker."""
 
     def __init__(self, spec: WorkerSpec, settings: Settings) -> None:
         self._spec = spec
@@ -69,20 +69,20 @@ class Supervisor:
         self._inbox = self._streams.order_inbox()
         self._children: dict[int, Child] = {}
         self._ended_processes = EndedProcesses(self._streams)
-        self._beating = Beating(self._streams, spec, settings)
+        self._heartbeats = Heartbeats(self._streams, spec, settings)
         self._redis = Outage(log, "Redis", "tasks go on, and nobody can hear of them")
         self._beat_at = 0.0
         self._fleet_changed = False
-        """The leader should look at the fleet now."""
+        """Whether to notify the leader of a change at once."""
         self._start_after = 0.0
         self._broken_until = 0.0
-        """Until then the application is not loaded, which could not be loaded last time."""
+        """Time until which no processes are started, because the application failed to load (monotonic clock)."""
         self._died_at = float("-inf")
         self._signals = 0
         self._drain_ordered = False
-        """The leader has ordered a drain; a signal that comes later is a first one."""
+        """Whether the leader has ordered a drain. A later signal counts as the first one."""
         self._is_closing = False
-        """Nothing is started any more."""
+        """Whether no more processes are started."""
         self._is_draining = False
         self._exit_code = 0
         self.observed = ObservedWorker(settings, spec.concurrency, self._redis)
@@ -90,11 +90,11 @@ class Supervisor:
         self._autoscaler = Autoscaler(bounds, settings.scale_down_after)
         self._changes = Changes(Path.cwd()) if spec.reload else None
         self._is_proven = not spec.reload
-        """The application as it is now could be loaded, or is taken to; if not, one process tries before the others."""
+        """Whether the current version of the application has been loaded. Until then, one process tries alone."""
         self._was_loaded = False
         self._awaits_change = False
         self._unserved: list[str] = []
-        """Queues that were logged as not served."""
+        """Queues that were last logged as not served."""
 
     def run(self, prerequisites: Prerequisites) -> int:
         """Supervise until every child has ended."""
@@ -109,7 +109,7 @@ class Supervisor:
         )
         prepare_forks(self._spec)
         if prerequisites.is_stopped:
-            self._on_signal()  # before there was a wakeup
+            self._on_signal()  # signaled before the wakeup was installed
         give_up_at = float("inf")
         while (
             not self._is_closing
@@ -117,7 +117,7 @@ class Supervisor:
             or (self._ended_processes.has_reports and time.monotonic() < give_up_at)
         ):
             if self._is_closing and not self._children:
-                give_up_at = min(give_up_at, time.monotonic() + _LAST_WORDS)
+                give_up_at = min(give_up_at, time.monotonic() + _FINAL_REPORTS_TIMEOUT)
             try:
                 self._step(time.monotonic())
                 self._redis.worked()
@@ -129,10 +129,10 @@ class Supervisor:
 
     def _step(self, now: float) -> None:
         self._reap(now)
-        self._hear()
-        self._heed_signals()
+        self._receive_messages()
+        self._handle_signals()
         self._check_files(now)
-        self._staff(now)
+        self._adjust_processes(now)
         if now >= self._beat_at:
             self._beat_at = now + self._settings.heartbeat
             self._check_children(now)
@@ -147,23 +147,23 @@ class Supervisor:
         self._wait(now)
 
     def _wait(self, now: float) -> None:
-        until = [self._beat_at]
+        wakeups = [self._beat_at]
         if self._start_after > now:
-            until.append(self._start_after)
+            wakeups.append(self._start_after)
         if self._changes is not None:
-            until.append(self._changes.due_at)
+            wakeups.append(self._changes.due_at)
         if self._ended_processes.has_reports:
-            until.append(now + 0.1)  # Redis has no generation yet, or takes no reports
+            wakeups.append(now + 0.1)  # Redis has no generation yet, or takes no reports
         orders = [self._inbox] if self._inbox.is_open else []
-        if self._inbox in self._sleep(max(0.0, min(until) - time.monotonic()), orders):
+        if self._inbox in self._sleep(max(0.0, min(wakeups) - time.monotonic()), orders):
             for worker, order in self._inbox.read():
-                self._obey(worker, order)
+                self._apply_order(worker, order)
 
-    def _sleep(self, seconds: float, also: Sequence[Any] = ()) -> list[Any]:
-        """Sleep until a signal arrives, a child says something, or one of these is ready; return what is."""
+    def _sleep(self, seconds: float, readers: Sequence[Any] = ()) -> list[Any]:
+        """Sleep until a signal, a message of a child, or one of `readers`. Return the objects that are ready."""
         pipes = [child.pipe for child in self._children.values() if not child.is_closed]
-        asking = self.observed.waits_for()
-        ready: list[Any] = wait([self._wakeup, *pipes, *also, *asking], seconds)  # type: ignore[list-item]
+        sockets = self.observed.waits_for()
+        ready: list[Any] = wait([self._wakeup, *pipes, *readers, *sockets], seconds)  # type: ignore[list-item]
         if self._wakeup in ready:
             self._wakeup.silence()
         self.observed.serve(ready)
@@ -171,68 +171,68 @@ class Supervisor:
 
     # -- children
 
-    def _staff(self, now: float) -> None:
-        """Start and retire processes, so that as many work as are wanted."""
-        self._see_to_the_spent(now)
+    def _adjust_processes(self, now: float) -> None:
+        """Start and retire processes to match the wanted number."""
+        self._resolve_spent(now)
         if self._is_closing or self._awaits_change:
             return
         children = list(self._children.values())
         wanted = self._autoscaler.wanted if self._is_proven else 1
         start, retire = plan([child.state for child in children], wanted, most_processes(self._autoscaler.wanted))
-        for place in retire:
-            log.info("process.retiring pid=%d: it finishes the tasks that it runs", children[place].pid)
-            children[place].leave(Command("retire"))
+        for index in retire:
+            log.info("process.retiring pid=%d: it finishes the tasks that it runs", children[index].pid)
+            children[index].begin_draining(Command("retire"))
             self._fleet_changed = True
         if start and now >= self._start_after:
             first_to_report = FirstToReport()
             for _ in range(start):
-                child = start_child(self._spec, self._settings, self._leave_to_parent, first_to_report)
+                child = start_child(self._spec, self._settings, self._release_parent_resources, first_to_report)
                 self._children[child.pid] = child
             first_to_report.close()
 
-    def _leave_to_parent(self) -> None:
-        """In a process that was just forked, let go of what is its parent's."""
+    def _release_parent_resources(self) -> None:
+        """In a forked process, close resources of the parent."""
         self._wakeup.remove()
-        self.observed.let_go()
+        self.observed.close_in_fork()
 
-    def _see_to_the_spent(self, now: float) -> None:
-        """Have processes that wait for a successor end where the worker ends, and go on where nothing can be loaded."""
+    def _resolve_spent(self, now: float) -> None:
+        """Handle processes that wait for a successor: retire them if the worker ends, or keep them if loading fails."""
         for child in self._children.values():
             if not child.spent or child.draining:
                 continue
             if self._is_closing:
-                child.leave(Command("retire"))
+                child.begin_draining(Command("retire"))
             elif self._awaits_change or now < self._broken_until:
                 child.spent, child.worn = False, True
                 child.send(Command("stay"))
 
-    def _hear(self) -> None:
-        """Take in what the children say. The leader hears at once of those that are ready and those that leave."""
+    def _receive_messages(self) -> None:
+        """Handle messages of the children. The leader is notified at once of ready and leaving processes."""
         for child in self._children.values():
-            for word in child.hear():
+            for message in child.receive():
                 self._fleet_changed = True
-                if isinstance(word, Hello):
-                    self._welcome(child, word)
+                if isinstance(message, Hello):
+                    self._on_ready(child, message)
                 else:
-                    self._replace(child, word)
+                    self._replace(child, message)
 
-    def _welcome(self, child: Child, hello: Hello) -> None:
-        child.names, child.queues, child.memory = hello.names, hello.queues, noted_memory(child.pid)
+    def _on_ready(self, child: Child, hello: Hello) -> None:
+        child.names, child.queues, child.memory = hello.names, hello.queues, cheap_resident_memory(child.pid)
         child.release, child.parameters = hello.release, hello.parameters
         self._inbox.add(child.worker)
         self._is_proven = self._was_loaded = True
         for old in self._children.values():
             if old.spent and not old.draining:
-                old.leave(Command("retire"))
+                old.begin_draining(Command("retire"))
                 break
         log.info(
             "process.ready pid=%d queues=%s concurrency=%d", child.pid, ",".join(child.queues), self._spec.concurrency
         )
         if hello.unserved and hello.unserved != self._unserved:
-            others = ", ".join(hello.unserved)
+            unserved = ", ".join(hello.unserved)
             log.warning(
                 "worker.queues_not_served queues=%s: the application names them. Choose with --queues; '*' is all",
-                others,
+                unserved,
             )
         self._unserved = hello.unserved
 
@@ -247,32 +247,32 @@ class Supervisor:
             child.spent = True
 
     def _check_children(self, now: float) -> None:
-        """Weigh the children; find those that have grown too large, and those that cannot end what must end."""
-        heard = self._beating.is_heard(now)
-        self._beating.own.memory = noted_memory(os.getpid())
+        """Measure the children's memory, replace those that are too large, and kill those that are blocked."""
+        is_delivering = self._heartbeats.is_delivering(now)
+        self._heartbeats.own.memory = cheap_resident_memory(os.getpid())
         limit = self._spec.max_memory
         for child in self._children.values():
-            child.memory = noted_memory(child.pid) if limit is None else resident_memory(child.pid)
+            child.memory = cheap_resident_memory(child.pid) if limit is None else resident_memory(child.pid)
             if child.names is None or child.dismissed:
                 continue
-            if child.is_somebody_else():
+            if child.is_foreign():
                 log.error("process.killed pid=%d: a task closed its files, or replaced its program", child.pid)
                 child.kill()
                 continue
             if limit is not None and child.memory > limit and child.state is ChildState.WORKING:
                 self._replace(child, Leaving(f"it uses {format_memory(child.memory)}", at_once=False))
             grace = self._settings.stop_grace
-            if heard and child.stands_still(now, grace):
+            if is_delivering and child.has_stalled(now, grace):
                 held = ", ".join(to_text(id) for id, _ in child.held.unended()[:3])
                 log.warning(
                     "process.blocked pid=%d seconds=%g tasks=%s: a task blocks it, or the process was paused",
                     *(child.pid, grace, held or "none"),
                 )
-            if heard and child.is_beyond_drain(now, self._settings.drain_timeout + grace):
+            if is_delivering and child.has_overrun_drain(now, self._settings.drain_timeout + grace):
                 log.error("process.killed pid=%d: it was draining and blocked; its tasks are returned", child.pid)
-            elif heard and child.is_beyond_help(now, grace):
+            elif is_delivering and child.must_be_killed(now, grace):
                 log.error("process.killed pid=%d: a task must stop, and blocks the whole process", child.pid)
-            elif heard and child.is_kept_by_a_turn():
+            elif is_delivering and child.is_blocked_by_turn():
                 log.error(
                     "process.killed pid=%d: the code of a workflow does not return, and blocks the whole process",
                     child.pid,
@@ -303,26 +303,26 @@ class Supervisor:
             elif not in_order and not child.dismissed:
                 self.observed.deaths += 1
                 log.error("process.died pid=%d reason=%r tasks=%d: its tasks run again", pid, died_of, len(reports))
-                self._start_after = max(self._start_after, self._died_at + _BREATHER)
+                self._start_after = max(self._start_after, self._died_at + _RESTART_PAUSE)
                 self._died_at = max(now, self._start_after)
 
     def _cannot_load(self, now: float, *, mendable: bool) -> None:
-        """Decide what to do without the application; what is wrong with it has been printed."""
+        """Decide how to continue without the application. The error has been logged."""
         if self._changes is not None and mendable:
             self._awaits_change = True
             log.error("app.not_loaded: the worker waits for the next change of a file")
-        elif any(child.names is not None and not child.draining for child in self._children.values()):  # spent ones too
-            self._start_after = self._broken_until = now + _TRY_LOADING_AGAIN
+        elif any(child.names is not None and not child.draining for child in self._children.values()):  # or is spent
+            self._start_after = self._broken_until = now + _RELOAD_RETRY
             log.error("app.not_loaded: the worker goes on with the processes that have loaded it before")
         else:
             self._exit_code = 1
             self._signals = max(1, self._signals)
             for child in self._children.values():
-                if child.names is None:  # a process that still loads it would fail alike
+                if child.names is None:  # a process that still loads the application would fail alike
                     child.dismiss()
 
     def _check_files(self, now: float) -> None:
-        """With `reload`: when a file has changed, end the processes that have loaded what it was before."""
+        """With `reload`: when a file has changed, drain the processes that have loaded the old version."""
         if self._changes is None or self._is_closing or not (changed := self._changes.poll(now)):
             return
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
@@ -332,19 +332,19 @@ class Supervisor:
             if child.names is None:
                 child.dismiss()
             elif not child.draining:
-                child.leave(Command("drain"))
+                child.begin_draining(Command("drain"))
                 self._fleet_changed = True
 
     # -- heartbeats and orders
 
     def _beat(self, now: float) -> None:
         for child in self._children.values():
-            child.held.nod(now)
+            child.held.write_parent_beat(now)
         ready = [child for child in self._children.values() if child.names is not None]
-        if self._beating.beat(ready, self._scale() if ready else None, now):
+        if self._heartbeats.send(ready, self._scale() if ready else None, now):
             self.observed.heard_at = now
 
-    def _obey(self, worker: str, order: Order) -> None:
+    def _apply_order(self, worker: str, order: Order) -> None:
         child = next((child for child in self._children.values() if child.worker == worker), None)
         if child is None:
             return
@@ -357,17 +357,17 @@ class Supervisor:
             child.send(Command("resume"))
         if order.drain and not child.draining:
             self._is_closing = True  # the queues are empty
-            child.leave(Command("drain"))
+            child.begin_draining(Command("drain"))
         if order.end and not self._drain_ordered:
             log.info("worker.drain_ordered: it finishes its tasks and ends")
             self._drain_ordered = True
         if order.work_waits:
             self._scale(work_waits=True)
 
-    # -- how many
+    # -- scaling
 
     def _scale(self, *, work_waits: bool = False) -> Child | None:
-        """Want more or fewer processes, as they are busy; return one that is to ask the leader whether work waits."""
+        """Adjust the wanted number of processes to the load. Return a process that should ask the leader for work."""
         working = [child for child in self._children.values() if child.state in (ChildState.WORKING, ChildState.WORN)]
         load = sum(child.held.pulse()[1] for child in working)
         before = self._autoscaler.wanted
@@ -377,14 +377,14 @@ class Supervisor:
 
     # -- the end
 
-    def _heed_signals(self) -> None:
+    def _handle_signals(self) -> None:
         if (self._signals or self._drain_ordered) and not self._is_draining:
             if any(not child.dismissed for child in self._children.values()):
-                limit, how = self._settings.drain_timeout, "again" if self._signals else "SIGTERM twice"
-                log.info("worker.draining timeout=%gs: it finishes its tasks (%s to stop at once)", limit, how)
+                limit, hint = self._settings.drain_timeout, "again" if self._signals else "SIGTERM twice"
+                log.info("worker.draining timeout=%gs: it finishes its tasks (%s to stop at once)", limit, hint)
             self._is_closing = self._is_draining = True
             for child in self._children.values():
-                child.leave(Command("drain"))
+                child.begin_draining(Command("drain"))
             self._fleet_changed = True
         if self._signals > 1:
             for child in self._children.values():
@@ -394,5 +394,5 @@ class Supervisor:
         self._signals += 1
 
     def _on_hangup(self) -> None:
-        """Drain when the terminal is closed; several may say so, the shell and the kernel, and it means no more."""
+        """Drain when the terminal is closed. Repeated SIGHUP, from the shell and the kernel, does not stop at once."""
         self._signals = max(1, self._signals)

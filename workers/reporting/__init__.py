@@ -1,1 +1,1 @@
-"""What a worker reports to the leader and logs."""
+"""Reports to the leader, progress and logs."""

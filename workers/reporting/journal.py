@@ -1,7 +1,7 @@
-"""Pass on what running tasks say of themselves, a few times a second and in a thread of its own.
+"""Sends the progress and log lines of running tasks to Redis, a few times a second, in a thread of its own.
 
-Lossy on purpose: of a task's progress only the newest counts, of too many lines some are dropped and counted, and what
-cannot be written is forgotten. A chatty task costs neither its neighbours' reports nor the leader anything.
+Lossy on purpose: only the newest progress of a task counts, excess lines are dropped and counted, and lines that cannot
+be written are forgotten. A chatty task delays neither the reports of other tasks nor the leader.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 
 log = get_logger("worker")
 
-_PAUSE = 0.2
+_WRITE_INTERVAL = 0.2
 """Seconds between two writes."""
-_LOOK_EVERY = 5.0
-"""Seconds between two looks at Redis's memory."""
+_MEMORY_CHECK_INTERVAL = 5.0
+"""Seconds between two checks of Redis's memory."""
 _LIMIT = 1_000_000
-_NO_ROOM = "nobody stored what was said as fast as it came"
+_TOO_FAST = "nobody stored what was said as fast as it came"
 
 
 class Journal:
-    """Gathers words, and writes them down."""
+    """Buffers progress and log lines, and writes them."""
 
     def __init__(self, redis: Redis, keys: Keys, limit: int = _LIMIT, shared: Redis | None = None) -> None:
-        """`shared` has the keys of all shards, if that is another server."""
+        """`shared` is the Redis server with the keys of all shards, if that is another one."""
         self._redis = redis
         self._shared = shared or redis
         self._keys = keys
         self._lock = threading.Lock()
         self._marks: dict[bytes, ProgressMark] = {}
         self._lines = Lines(limit, keys.vault)
-        self._something = threading.Event()
+        self._has_work = threading.Event()
         self._started = False
         self._check_at = 0.0
-        self._full = False
+        self._is_near_full = False
 
     def mark(self, task: bytes, mark: ProgressMark) -> None:
-        """Note how far a task has come; a fork that it has made has no say."""
+        """Record the progress of a task. Ignored in a fork made by the task."""
         if is_fork():
             return
         with self._lock:
@@ -57,14 +57,14 @@ class Journal:
         self._wake()
 
     def log(self, job: Job, line: LogLine) -> None:
-        """Note what a task says."""
+        """Add a log line of a task."""
         if is_fork():
             return
         self._lines.add(job, line)
         self._wake()
 
     def log_lines(self, job: Job, lines: LogLine) -> None:
-        """Note what a task says in many lines."""
+        """Add many log lines of a task, in one text."""
         if is_fork():
             return
         self._lines.add_many(job, lines)
@@ -76,26 +76,26 @@ class Journal:
             self._wake()
 
     def flush(self) -> None:
-        """Write what there is, or forget it."""
+        """Write the buffered progress and lines, or drop them if Redis fails."""
         with self._lock:
             marks, self._marks = self._marks, {}
-        taken = self._lines.take()
-        if not marks and not taken.chunks:
+        batch = self._lines.take()
+        if not marks and not batch.chunks:
             return
         sent = 0
-        why = "Redis was nearly full"
+        reason = "Redis was nearly full"
         try:
             if not self._is_full():
-                why = _NO_ROOM
+                reason = _TOO_FAST
                 if marks:
-                    with suppress(*journal.LOSSES):  # of another server, perhaps
+                    with suppress(*journal.LOSSES):  # may fail alone: `_shared` may be another server
                         journal.write(self._shared, self._keys, marks)
-                if taken.chunks:
-                    sent = journal.send_lines(self._redis, self._keys, taken.chunks)
+                if batch.chunks:
+                    sent = journal.send_lines(self._redis, self._keys, batch.chunks)
         except journal.LOSSES as error:
-            why = "Redis could not be used"
+            reason = "Redis could not be used"
             log.debug("worker.logs_dropped error=%s", error)
-        self._lines.lose(taken, sent, why)
+        self._lines.drop_unsent(batch, sent, reason)
 
     def _wake(self) -> None:
         if not self._started:
@@ -103,21 +103,21 @@ class Journal:
                 if not self._started:
                     self._started = True
                     threading.Thread(target=self._run, name="journal", daemon=True).start()
-        self._something.set()
+        self._has_work.set()
 
     def _run(self) -> None:
         pause = threading.Event()
         while True:
-            self._something.wait()
-            self._something.clear()
+            self._has_work.wait()
+            self._has_work.clear()
             self.flush()
-            pause.wait(_PAUSE)
+            pause.wait(_WRITE_INTERVAL)
 
     def _is_full(self) -> bool:
         now = time.monotonic()
         if now >= self._check_at:
-            self._check_at = now + _LOOK_EVERY
-            was, self._full = self._full, journal.is_full(self._redis)
-            if self._full and not was:
+            self._check_at = now + _MEMORY_CHECK_INTERVAL
+            was_near_full, self._is_near_full = self._is_near_full, journal.is_full(self._redis)
+            if self._is_near_full and not was_near_full:
                 log.warning("redis.nearly_full: progress and logs of tasks are not written")
-        return self._full
+        return self._is_near_full

@@ -1,10 +1,9 @@
-"""Log lines of tasks that have not been passed on yet: by attempt, in order, and within limits.
+"""Buffers log lines of tasks until they are sent: by attempt, in order, and within limits.
 
-Of an attempt with more than `log_limit` bytes, as UTF-8 and with the ends of its lines, or more lines than a tenth of
-that number, the first lines are passed on as they come and the last ones are kept until it ends; the lines between are
-counted, and one line says how many there were. The same holds where all attempts of the process together say more than
-can be passed on. Many lines that come as one text stay one until they are passed on: dropped lines cost no more than
-counting them.
+An attempt may keep `log_limit` bytes (UTF-8, with line ends), and a tenth of that number of lines. Beyond that, its
+first lines are sent as they come, its last lines are kept until it ends, and the lines between are dropped and counted
+in one line. Lines are also dropped if all attempts of the process together write faster than lines can be sent. Many
+lines that arrive as one text stay one text until they are sent, so that a dropped line costs no more than counting it.
 """
 
 from __future__ import annotations
@@ -23,41 +22,41 @@ from orchestrator.transport.codec import LogChunk, LogLine, encode
 from orchestrator.workers.running.job import Job
 
 DROPPED = "dropped"
-"""The source of a line that says how many are missing."""
+"""Source of a line that says how many lines were dropped."""
 BY_LINE = ""
-"""The level of lines that each get their own: a warning if it speaks of an error."""
+"""Level of a text whose lines each get their own level: `warning` if the line contains "error", else `info`."""
 
 LONGEST = 10_000
-"""Characters of one line."""
-_SHORTEST = 10
-"""Bytes that a line has on average, at least, where as many bytes are kept as the limit says."""
+"""Characters of one line, at most."""
+_MIN_AVERAGE = 10
+"""Bytes per line from which the line limit derives: `log_limit` divided by this number."""
 _OVERHEAD = 40
-"""Bytes that a text takes beside its characters while it waits, roughly."""
+"""Bytes of memory that a waiting text takes beside its characters, roughly."""
 _LAST_SHARE = 5
-"""Its last lines get a fifth of an attempt's limit, and its first ones the rest."""
-_MOST_WAITING = 4_000_000
-"""Bytes of lines of all attempts that wait to be passed on."""
-_MOST_ATTEMPTS = 20_000
-"""Attempts that have said something; of more, nothing is kept."""
-_TOO_MUCH = "more was said than could be passed on"
+"""Divisor of an attempt's limit: a fifth is for its last lines, the rest for its first ones."""
+_MAX_WAITING = 4_000_000
+"""Bytes of waiting lines, of all attempts together, at most."""
+_MAX_ATTEMPTS = 20_000
+"""Attempts with lines, at most. Lines of further attempts are ignored."""
+_TOO_FAST = "more was said than could be passed on"
 
 
-class _Said(NamedTuple):
-    """A line, or many that are one text."""
+class _Text(NamedTuple):
+    """A log line, or many lines in one text."""
 
     line: LogLine
     size: int
-    """How many bytes it has."""
+    """Size in bytes, with line ends."""
     number: int = 1
-    """How many lines it is."""
+    """Number of lines."""
     many: bool = False
 
-    def part(self, data: bytes) -> _Said:
+    def part(self, data: bytes) -> _Text:
         line = msgspec.structs.replace(self.line, text=data.decode())
-        return _Said(line, len(data) + 1, data.count(b"\n") + 1, many=True)
+        return _Text(line, len(data) + 1, data.count(b"\n") + 1, many=True)
 
-    def split(self, room: int, lines: int) -> tuple[_Said | None, _Said | None]:
-        """Return what has room in so many bytes and lines, and the rest; a single line is not split."""
+    def split(self, room: int, lines: int) -> tuple[_Text | None, _Text | None]:
+        """Return the lines that fit into so many bytes and lines, and the rest. A single line is not split."""
         if self.size <= room and self.number <= lines:
             return self, None
         if not self.many or lines <= 0:
@@ -70,8 +69,8 @@ class _Said(NamedTuple):
             cut = data.rfind(b"\n", 0, max(0, room))
         return (None, self) if cut < 0 else (self.part(data[:cut]), self.part(data[cut + 1 :]))
 
-    def last(self, room: int, lines: int) -> _Said | None:
-        """Return the last of its lines that have room in so many bytes and lines."""
+    def last(self, room: int, lines: int) -> _Text | None:
+        """Return the last lines that fit into so many bytes and lines."""
         if self.size <= room and self.number <= lines:
             return self
         if not self.many or room <= 0 or lines <= 0:
@@ -96,116 +95,116 @@ class _Said(NamedTuple):
 class _Attempt:
     job: Job
     part: int = 0
-    lines: list[_Said] = field(default_factory=list)
-    """To be passed on."""
+    lines: list[_Text] = field(default_factory=list)
+    """Lines to send."""
     size: int = 0
-    """Bytes of first lines, those that have been passed on included."""
+    """Bytes of the first lines, including those already sent."""
     count: int = 0
-    """How many these are."""
-    last: deque[_Said] = field(default_factory=deque)
+    """Number of the first lines."""
+    last: deque[_Text] = field(default_factory=deque)
     last_size: int = 0
     last_count: int = 0
     dropped: int = 0
-    """Lines that were dropped, and that no line mentions yet."""
+    """Lines that were dropped since the last note about dropped lines."""
     dropped_size: int = 0
-    """Their bytes."""
-    told: int = 0
-    """How many those stand for that say how many are missing, without themselves."""
-    told_size: int = 0
-    why: str = ""
+    """Bytes of these lines."""
+    noted: int = 0
+    """Dropped lines that the notes in `lines` stand for, minus the notes themselves."""
+    noted_size: int = 0
+    reason: str = ""
     has_ended: bool = False
     is_full: bool = False
-    """A line has said that the last ones come at the end."""
+    """Whether a note has said that the last lines follow at the end."""
 
-    def drop(self, lines: int, size: int, why: str) -> None:
-        """Count lines that are missing."""
-        if why != self.why:
+    def drop(self, lines: int, size: int, reason: str) -> None:
+        """Count dropped lines."""
+        if reason != self.reason:
             self.note_dropped()
-            self.why = why
+            self.reason = reason
         self.dropped += lines
         self.dropped_size += size
 
     def note_dropped(self) -> None:
-        """Say in the place of lines that were dropped how many there were."""
+        """Add a note about the lines that were dropped at this point."""
         if self.dropped:
             number = "1 line" if self.dropped == 1 else f"{self.dropped:,} lines"
             were = "was" if self.dropped == 1 else "were"
-            self.note(f"{number} ({self.dropped_size:,} bytes) {were} dropped here: {self.why}")
-            self.told += self.dropped - 1
-            self.told_size += self.dropped_size
+            self.note(f"{number} ({self.dropped_size:,} bytes) {were} dropped here: {self.reason}")
+            self.noted += self.dropped - 1
+            self.noted_size += self.dropped_size
             self.dropped = self.dropped_size = 0
 
     def note(self, text: str) -> None:
-        """Say something about lines that are missing."""
-        self.lines.append(_Said(LogLine(time.time(), self.job.dispatch.attempt, "warning", text, DROPPED), 0))
+        """Add a line about missing lines."""
+        self.lines.append(_Text(LogLine(time.time(), self.job.dispatch.attempt, "warning", text, DROPPED), 0))
 
 
 class Taken(NamedTuple):
-    """Chunks to pass on, with their attempts."""
+    """Chunks to send, with their attempts."""
 
     chunks: list[LogChunk]
     attempts: list[_Attempt]
     counts: list[tuple[int, int]]
-    """How many lines and bytes each chunk has, or stands for."""
+    """Lines and bytes of each chunk, including the dropped lines that its notes stand for."""
 
 
 class Lines:
-    """Gathers the lines of a worker process; any thread may add some."""
+    """Buffers the lines of a worker process. Any thread may add lines."""
 
     def __init__(self, limit: int, vault: Vault | None = None) -> None:
         self._limit = limit
         self._last = limit // _LAST_SHARE
-        most = max(_LAST_SHARE, limit // _SHORTEST)
-        self._last_count = most // _LAST_SHARE
-        self._first, self._first_count = limit - self._last, most - self._last_count
-        self._why = f"of an attempt, {limit:,} bytes and {most:,} lines are kept (setting log_limit)"
+        max_lines = max(_LAST_SHARE, limit // _MIN_AVERAGE)
+        self._last_count = max_lines // _LAST_SHARE
+        self._first, self._first_count = limit - self._last, max_lines - self._last_count
+        self._why = f"of an attempt, {limit:,} bytes and {max_lines:,} lines are kept (setting log_limit)"
         self._vault = vault
         self._lock = threading.Lock()
         self._attempts: dict[int, _Attempt] = {}
-        """By their jobs."""
-        self._fresh: dict[int, _Attempt] = {}
-        """Those that have something to be passed on."""
+        """Attempts by the id of their job object."""
+        self._ready: dict[int, _Attempt] = {}
+        """The attempts that have lines to send."""
         self._waiting = 0
 
     def add(self, job: Job, line: LogLine) -> None:
-        """Take a line, or count it."""
+        """Add a line, or count it as dropped."""
         text = line.text
         if len(text) > LONGEST:
             text = _cut(text)
             line = msgspec.structs.replace(line, text=text)
-        self._add(job, _Said(line, (len(text) if text.isascii() else len(text.encode())) + 1))
+        self._add(job, _Text(line, (len(text) if text.isascii() else len(text.encode())) + 1))
 
     def add_many(self, job: Job, lines: LogLine) -> None:
-        """Take many lines that are one text, or count them."""
+        """Add many lines in one text, or count them as dropped."""
         text = "\n".join(map(_cut, blocks(lines.text)))
         if text is not lines.text:
             lines = msgspec.structs.replace(lines, text=text)
         size = (len(text) if text.isascii() else len(text.encode())) + 1
-        self._add(job, _Said(lines, size, text.count("\n") + 1, many=True))
+        self._add(job, _Text(lines, size, text.count("\n") + 1, many=True))
 
-    def _add(self, job: Job, said: _Said) -> None:
+    def _add(self, job: Job, text_lines: _Text) -> None:
         job.has_lines = True
         with self._lock:
             attempt = self._attempts.get(id(job))
             if attempt is None:
-                if len(self._attempts) >= _MOST_ATTEMPTS:
+                if len(self._attempts) >= _MAX_ATTEMPTS:
                     return
                 attempt = self._attempts[id(job)] = _Attempt(job)
             if attempt.size >= self._limit:
-                self._keep_last(attempt, said)
+                self._keep_last(attempt, text_lines)
                 return
-            first, last = said.split(self._first - attempt.size, self._first_count - attempt.count)
+            first, last = text_lines.split(self._first - attempt.size, self._first_count - attempt.count)
             if first is not None:
-                self._fresh[id(job)] = attempt
+                self._ready[id(job)] = attempt
                 self._pass_on(attempt, first)
             if last is not None:
                 attempt.size = self._limit  # a shorter line that would fit would be out of order
-                self._fresh[id(job)] = attempt
+                self._ready[id(job)] = attempt
                 self._keep_last(attempt, last)
 
-    def _pass_on(self, attempt: _Attempt, said: _Said) -> None:
-        """Pass on as much as there is room for."""
-        first, rest = said.split(_MOST_WAITING - self._waiting - _OVERHEAD, said.number)
+    def _pass_on(self, attempt: _Attempt, text_lines: _Text) -> None:
+        """Queue as many lines as fit into the memory limit, and count the rest as dropped."""
+        first, rest = text_lines.split(_MAX_WAITING - self._waiting - _OVERHEAD, text_lines.number)
         if first is not None:
             attempt.note_dropped()
             attempt.lines.append(first)
@@ -213,13 +212,13 @@ class Lines:
             attempt.count += first.number
             self._waiting += first.size + _OVERHEAD
         if rest is not None:
-            attempt.drop(rest.number, rest.size, _TOO_MUCH)
+            attempt.drop(rest.number, rest.size, _TOO_FAST)
 
-    def _keep_last(self, attempt: _Attempt, said: _Said) -> None:
+    def _keep_last(self, attempt: _Attempt, text_lines: _Text) -> None:
         last = attempt.last
-        last.append(said)
-        attempt.last_size += said.size
-        attempt.last_count += said.number
+        last.append(text_lines)
+        attempt.last_size += text_lines.size
+        attempt.last_count += text_lines.number
         while len(last) > 1 and (
             attempt.last_size - last[0].size >= self._last or attempt.last_count - last[0].number >= self._last_count
         ):
@@ -227,11 +226,11 @@ class Lines:
             attempt.last_size -= first.size
             attempt.last_count -= first.number
             attempt.drop(first.number, first.size, self._why)
-        if said.many and len(last) == 1:
+        if text_lines.many and len(last) == 1:
             self._cut_last(attempt)
 
     def _cut_last(self, attempt: _Attempt) -> None:
-        """Let an attempt have no more last lines than are kept, but for a last one that is longer than that."""
+        """Trim the last lines of an attempt to their limits. A single last line is kept, however long."""
         if attempt.last and (attempt.last_size > self._last or attempt.last_count > self._last_count):
             first = attempt.last.popleft()
             size, count = attempt.last_size - first.size, attempt.last_count - first.number
@@ -245,7 +244,7 @@ class Lines:
             attempt.last_size, attempt.last_count = size, count
 
     def end(self, job: Job) -> bool:
-        """Let an attempt have no more to say; return whether there is something to be passed on."""
+        """Note that an attempt has ended. Return whether it has lines to send."""
         if not self._attempts:
             return False
         with self._lock:
@@ -254,16 +253,16 @@ class Lines:
                 return False
             attempt.has_ended = True
             if attempt.last or attempt.dropped:
-                self._fresh[id(job)] = attempt
-            elif id(job) not in self._fresh:
+                self._ready[id(job)] = attempt
+            elif id(job) not in self._ready:
                 del self._attempts[id(job)]
-            return id(job) in self._fresh
+            return id(job) in self._ready
 
     def take(self) -> Taken:
-        """Return what is to be passed on."""
-        taken: list[tuple[_Attempt, list[_Said], int, int]] = []
+        """Return the chunks to send, and clear the buffer."""
+        batch: list[tuple[_Attempt, list[_Text], int, int]] = []
         with self._lock:
-            fresh, self._fresh, self._waiting = self._fresh, {}, 0
+            fresh, self._ready, self._waiting = self._ready, {}, 0
             for key, attempt in fresh.items():
                 if attempt.has_ended:
                     self._cut_last(attempt)
@@ -271,21 +270,21 @@ class Lines:
                     attempt.note_dropped()
                 elif not attempt.is_full:
                     attempt.is_full = True
-                    attempt.told -= 1  # what follows is no line of the task
+                    attempt.noted -= 1  # the following note is no line of the task
                     attempt.note(f"The next lines are kept back, and the last of them follow at the end: {self._why}")
                 if attempt.has_ended:
                     attempt.lines += attempt.last
                     attempt.last.clear()
                     del self._attempts[key]
                 if attempt.lines:
-                    taken.append((attempt, attempt.lines, attempt.told, attempt.told_size))
-                    attempt.lines, attempt.told, attempt.told_size = [], 0, 0
+                    batch.append((attempt, attempt.lines, attempt.noted, attempt.noted_size))
+                    attempt.lines, attempt.noted, attempt.noted_size = [], 0, 0
         return Taken(
-            [self._chunk(attempt, [line for one in said for line in one.lines()]) for attempt, said, _, _ in taken],
-            [attempt for attempt, _, _, _ in taken],
+            [self._chunk(attempt, [line for text in texts for line in text.lines()]) for attempt, texts, _, _ in batch],
+            [attempt for attempt, _, _, _ in batch],
             [
-                (told + sum(one.number for one in said), told_size + sum(one.size for one in said))
-                for _, said, told, told_size in taken
+                (noted + sum(text.number for text in texts), noted_size + sum(text.size for text in texts))
+                for _, texts, noted, noted_size in batch
             ],
         )
 
@@ -297,19 +296,19 @@ class Lines:
         attempt.part += 1
         return LogChunk(task.id, task.attempt, part, task.run_id, attempt.job.label, encode(lines))
 
-    def lose(self, taken: Taken, first: int, why: str) -> None:
-        """Count chunks that could not be passed on; the next lines of the attempts mention it."""
+    def drop_unsent(self, batch: Taken, first: int, reason: str) -> None:
+        """Count chunks that could not be sent. The next lines of their attempts mention them."""
         with self._lock:
-            for attempt, (count, size) in zip(taken.attempts[first:], taken.counts[first:], strict=True):
-                attempt.drop(count, size, why)
+            for attempt, (count, size) in zip(batch.attempts[first:], batch.counts[first:], strict=True):
+                attempt.drop(count, size, reason)
                 key = id(attempt.job)
-                if attempt.has_ended and len(self._attempts) >= _MOST_ATTEMPTS:
+                if attempt.has_ended and len(self._attempts) >= _MAX_ATTEMPTS:
                     continue
-                self._attempts[key] = self._fresh[key] = attempt
+                self._attempts[key] = self._ready[key] = attempt
 
 
 def blocks(text: str) -> Iterator[str]:
-    """Yield a text in parts that are as many whole lines as have room in the longest line, or one that is longer."""
+    """Split a text into blocks of whole lines, of at most `LONGEST` characters unless a single line is longer."""
     start, size = 0, len(text)
     while size - start > LONGEST:
         end = text.rfind("\n", start, start + LONGEST + 1)
@@ -323,7 +322,7 @@ def blocks(text: str) -> Iterator[str]:
 
 
 def as_it_stands(text: str) -> str:
-    """Return lines as a terminal shows them at last: a bar that is drawn over with carriage returns is there once."""
+    """Return the text as a terminal finally shows it: for a line redrawn with carriage returns, the last version."""
     text = text.replace("\r\n", "\n")
     if "\r" in text:
         text = "\n".join([line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")])
@@ -331,5 +330,5 @@ def as_it_stands(text: str) -> str:
 
 
 def _cut(text: str) -> str:
-    """Return a line that is not too long."""
+    """Cut a line to the maximum length."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

@@ -1,8 +1,8 @@
-"""Hand reports to the leader: in batches, kept until they are applied, sent again if Redis loses them.
+"""Sends reports to the leader: in batches, kept until they are applied, and sent again if Redis loses them.
 
-Each report belongs to a slot in the shared table of held attempts. The slot is cleared when the leader says that
-the report is in Postgres, so that until then nobody takes the attempt for lost; and when its code has ended, so that
-until then the leader counts what it uses.
+Each report belongs to a slot in the shared table of held attempts. The slot is cleared once the report is in Postgres,
+because until then the attempt must not be taken for lost, and its code has ended, because until then the leader counts
+what the code uses.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from orchestrator.workers.running.threads import start_critical_thread
 log = get_logger("worker")
 
 _SMALLEST_BATCH_BYTES = 1_000
-_ASK_AGAIN = 1.0
-_ASK_FOR_KEYS = 2.0
-"""Seconds after which a task that wants another one under a key says so again."""
+_POLL_INTERVAL = 1.0
+_KEY_RESEND_INTERVAL = 2.0
+"""Seconds after which a task that enqueued another with a unique key sends the request again."""
 _KEY_TIMEOUT = 60.0
-"""Seconds after which it gives up."""
+"""Seconds after which it fails with `Uncertain`."""
 
 
 class _Flight(NamedTuple):
-    """A batch that stands in the events stream."""
+    """A batch of reports in the events stream."""
 
     generation: str
     entry: str
@@ -59,7 +59,7 @@ class _Flight(NamedTuple):
 
 
 class Reporter:
-    """Owns the events stream on the worker's side, and with it the generation."""
+    """Writes to the events stream for this worker, and follows its generation."""
 
     def __init__(self, streams: WorkerStreams, worker: str, held: HeldAttempts, vault: Vault | None = None) -> None:
         self._vault = vault
@@ -67,29 +67,29 @@ class Reporter:
         self._worker = worker
         self._held = held
         self._queue: deque[PendingReport] = deque()
-        """What is to be sent; added to without a lock, also by a signal handler."""
+        """Reports to send. Appended without a lock, also by a signal handler."""
         self._backlog: list[PendingReport] = []
-        """What goes before it: it could not be sent, or did not fit. Changed while `_sending` is held."""
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Reports that go first, because they could not be sent or did not fit. Changed under `_sending`."""
+        self._wakeup: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_asleep = False
-        """The thread waits for the bell."""
+        """Whether the thread waits for `_wakeup`."""
         self._redis = Outage(log, "Redis", "reports wait")
         self._unapplied: deque[_Flight] = deque()
         self._kept = KeptReports()
         self._lock = threading.Lock()
-        self._listening = False
+        self._is_listening = False
         self._empty = threading.Event()
-        """Nothing was left to send or to be applied, at some moment since it was cleared."""
+        """Set when all reports are sent and applied; cleared by `wait_until_applied`."""
         self._sending = threading.Lock()
-        """Held while something is sent, by the thread or by the one that made the report."""
+        """Lock held while reports are sent, by the reporter's thread or by the thread that made them."""
         self.generation = ""
         self.on_end: Callable[[Job], object] | None = None
-        """Called with every job that has said something, when its end is reported."""
+        """Called at the end of every job that has written lines."""
         self.jobs: Callable[[], Iterable[Job]] = tuple
-        """Return the jobs that the process has."""
+        """Return the jobs of the process."""
 
     def start(self) -> None:
-        """Begin to send, in a thread of its own."""
+        """Start the thread that sends reports."""
         start_critical_thread("reporter", self._run)
 
     def report(
@@ -101,113 +101,113 @@ class Reporter:
         *,
         later: bool = False,
     ) -> None:
-        """Send a report; if it ends a job, its message is dropped from the queue with it.
+        """Queue a report. If it ends a job, the job's message is deleted from its stream with it.
 
-        `applied` is called, in whatever thread learns of it, once the leader has dealt with the report. `turn` is the
-        one that follows the success that is reported. With `later`, it waits for the next `send`, or for others.
+        `applied` is called, in any thread, once the leader has processed the report. `turn` is the workflow turn that
+        follows the reported success. With `later`, the report waits for the next `send` or for other reports.
         """
         if applied is not None:
             self._listen()
         if job is not None:
             if job.noted is not None and not isinstance(report, Succeeded):
-                self.note(job)  # once the job has ended it is too late
+                self.note(job)  # too late once the job has ended
             if job.has_lines and self.on_end is not None:
                 self.on_end(job)
         self._queue.append(PendingReport(report, job, applied, turn))
         if not later:
-            self._ring()
+            self._wake()
 
-    def _put(self, item: PendingReport) -> None:
+    def _enqueue(self, item: PendingReport) -> None:
         self._queue.append(item)
-        self._ring()
+        self._wake()
 
-    def _ring(self) -> None:
-        if self._is_asleep:  # else it looks into the queue before it sleeps
+    def _wake(self) -> None:
+        if self._is_asleep:  # otherwise it checks the queue before it sleeps
             self._is_asleep = False
-            self._bell.put(None)
+            self._wakeup.put(None)
 
-    def hurry(self) -> None:
-        """Send what waits for a `send` that has not come: what its thread runs takes longer than usual."""
+    def wake(self) -> None:
+        """Send reports that wait for `send`, because the task in their thread takes longer than usual."""
         if self._queue:
-            self._ring()
+            self._wake()
 
     def send(self) -> None:
-        """Send what waits, in the current thread, which has nothing else to do: waking another takes as long as Redis
-        does. Where there is trouble, the reporter's own thread goes on."""
+        """Send queued reports in the current thread, which is idle: waking another takes as long as Redis does. If
+        Redis fails, the reporter's own thread retries."""
         if self.generation and not self._backlog and self._sending.acquire(blocking=False):
             try:
                 batch, self._backlog = split([*self._backlog, *self._gather()])
                 try:
-                    again = self._flush(batch) if batch else []
-                except BaseException:  # noqa: BLE001  # the thread meets it again when it tries
-                    again = batch
-                self._backlog = [*again, *self._backlog]
+                    unsent = self._flush(batch) if batch else []
+                except BaseException:  # noqa: BLE001  # the reporter's thread meets the error again
+                    unsent = batch
+                self._backlog = [*unsent, *self._backlog]
             finally:
                 self._sending.release()
         if self._queue or self._backlog:
-            self._ring()
+            self._wake()
 
     @property
     def has_sent_all(self) -> bool:
-        """Say whether all reports stand in the events stream, at least."""
+        """Return whether all reports are in the events stream."""
         return not (self._queue or self._backlog or self._sending.locked())
 
     def note(self, job: Job) -> None:
-        """Send what a job has left for its next attempt, if that has not been sent."""
+        """Send the note that a job has left for its next attempt, unless it was sent."""
         if job.noted is None:
             return
-        with self._lock:  # or the report that ends the job could overtake what was taken here
+        with self._lock:  # otherwise the report that ends the job could overtake the note
             details, job.noted = job.noted, None
             if details is not None:
-                self._put(PendingReport(Noted(job.dispatch.id, job.dispatch.attempt, details)))
+                self._enqueue(PendingReport(Noted(job.dispatch.id, job.dispatch.attempt, details)))
 
     def hand_over(self, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
-        """Send tasks that a running task enqueued, and return once they are in Postgres.
+        """Send tasks that a running task enqueued, and wait until they are in Postgres.
 
-        For those with a unique key, return which task has it; the leader decides that a moment later.
+        Return which task holds each unique key; the leader decides that a moment later.
         """
         if not tasks:
             return {}
         refuse_in_fork()
         self._listen()
         applied = threading.Event()
-        self._put(PendingReport(Enqueued(list(tasks)), None, applied.set))
+        self._enqueue(PendingReport(Enqueued(list(tasks)), None, applied.set))
         applied.wait()
         with_keys = {task.id: task for task in tasks if task.unique is not None}
         return self._key_holders(with_keys) if with_keys else {}
 
     def _key_holders(self, tasks: Mapping[bytes, NewTask]) -> dict[bytes, KeyHolder]:
-        """Wait until the leader has said which tasks have the keys of these; what it said may be lost, so ask again."""
-        found: dict[bytes, KeyHolder] = {}
+        """Wait until the leader has said which tasks hold these unique keys. An answer may be lost, so ask again."""
+        holders: dict[bytes, KeyHolder] = {}
         pause = 0.002
         give_up_at = time.monotonic() + _KEY_TIMEOUT
-        ask_at = time.monotonic() + _ASK_FOR_KEYS
+        ask_at = time.monotonic() + _KEY_RESEND_INTERVAL
         while True:
-            left = [task for task in tasks if task not in found]
+            missing = [task for task in tasks if task not in holders]
             with contextlib.suppress(*UNAVAILABLE):
-                found.update(self._streams.key_holders(left))
-            if len(found) == len(tasks):
-                return found
+                holders.update(self._streams.key_holders(missing))
+            if len(holders) == len(tasks):
+                return holders
             if time.monotonic() > give_up_at:
                 raise Uncertain(
                     f"The scheduler has not said within {_KEY_TIMEOUT:g} s which task has the unique key of "
-                    f"{to_text(left[0])}, so it is not known whether that one was stored."
+                    f"{to_text(missing[0])}, so it is not known whether that one was stored."
                 )
             if time.monotonic() > ask_at:
-                self._put(PendingReport(Enqueued([tasks[task] for task in left])))
-                ask_at = time.monotonic() + _ASK_FOR_KEYS
+                self._enqueue(PendingReport(Enqueued([tasks[task] for task in missing])))
+                ask_at = time.monotonic() + _KEY_RESEND_INTERVAL
             time.sleep(pause)
             pause = min(1.5 * pause, 0.1)
 
     def wait_until_applied(self, timeout: float) -> bool:
-        """Wait until the leader has everything; used before the process ends."""
+        """Wait until the leader has applied all reports. Used before the process ends."""
         self._empty.clear()
-        self._bell.put(None)
+        self._wakeup.put(None)
         return self._empty.wait(timeout)
 
-    def look(self) -> None:
-        """Learn now whether another generation has begun."""
-        self._bell.put(None)
+    def check_generation(self) -> None:
+        """Check now whether another generation has begun."""
+        self._wakeup.put(None)
 
     # -- the thread
 
@@ -219,7 +219,7 @@ class Reporter:
             with self._sending:
                 batch, self._backlog = split([*self._backlog, *self._gather()], largest)
                 try:
-                    again = self._flush(batch)
+                    unsent = self._flush(batch)
                     self._redis.worked()
                     pause, is_away = 0.05, False
                     largest = min(BATCH_BYTES, 2 * largest)
@@ -227,9 +227,9 @@ class Reporter:
                     self._redis.failed(describe(error))
                     if isinstance(error, FULL):
                         self._make_room([*batch, *self._backlog])
-                        largest = max(_SMALLEST_BATCH_BYTES, largest // 2)  # a little may fit where much does not
-                    again, is_away = batch, True
-                self._backlog = [*again, *self._backlog]
+                        largest = max(_SMALLEST_BATCH_BYTES, largest // 2)  # a small batch may still fit
+                    unsent, is_away = batch, True
+                self._backlog = [*unsent, *self._backlog]
                 if not (self._backlog or self._queue or self._unapplied):
                     self._empty.set()
             if is_away:
@@ -237,20 +237,20 @@ class Reporter:
                 pause = min(pause * 2, 1.0)
 
     def _gather(self) -> list[PendingReport]:
-        found: list[PendingReport] = []
+        items: list[PendingReport] = []
         if self._kept.has_questions:
             with self._lock:
-                found += map(PendingReport, self._kept.questions())
-        return found + [self._queue.popleft() for _ in range(min(len(self._queue), BATCH))]
+                items += map(PendingReport, self._kept.questions())
+        return items + [self._queue.popleft() for _ in range(min(len(self._queue), BATCH))]
 
     def _sleep(self) -> None:
-        """Wait for something to do. What another thread has sent may be unapplied by the next look, too."""
+        """Wait for reports to send, or for sent ones to be applied. Another thread may have sent reports meanwhile."""
         while not self._backlog:
             self._is_asleep = True
             if self._queue:
                 break
             try:
-                self._bell.get(timeout=_ASK_AGAIN)
+                self._wakeup.get(timeout=_POLL_INTERVAL)
                 break
             except queue.Empty:
                 if (
@@ -264,7 +264,7 @@ class Reporter:
         self._is_asleep = False
 
     def _flush(self, batch: list[PendingReport]) -> list[PendingReport]:
-        """Send a batch, and learn what was applied; return what must be sent again."""
+        """Send a batch, and learn which reports were applied. Return the reports to send again."""
         if not self.generation:
             self.generation = self._streams.generation() or ""
             if not self.generation:
@@ -285,7 +285,7 @@ class Reporter:
         if receipt.generation is not None and receipt.generation != self.generation:
             return self._begin_generation(receipt.generation, batch)
         if batch and receipt.entry is None:
-            threading.Event().wait(0.2)  # Redis has lost the stream, and no leader has begun anew yet
+            threading.Event().wait(0.2)  # Redis has lost the stream, and no leader has begun a new one
             return batch
         if batch and receipt.entry is not None:
             with self._lock:
@@ -295,7 +295,7 @@ class Reporter:
         return []
 
     def _finished_messages(self, batch: Iterable[PendingReport]) -> dict[str, list[str]]:
-        """Return the messages, by queue, of which every task has now been reported."""
+        """Return the messages, by queue, whose tasks have all been reported."""
         done: dict[str, list[str]] = {}
         for item in batch:
             if item.job is None:
@@ -307,30 +307,31 @@ class Reporter:
         return {name: list(dict.fromkeys(entries)) for name, entries in done.items()}
 
     def _make_room(self, unsent: Iterable[PendingReport]) -> None:
-        """Redis is full, perhaps of messages that are answered and whose reports do not fit beside them."""
+        """Delete messages whose tasks have ended but whose reports do not fit, because Redis is full."""
         with contextlib.suppress(*UNAVAILABLE):
             self._streams.drop(self.generation, self._finished_messages(unsent))
 
     def _begin_generation(self, generation: str, batch: list[PendingReport]) -> list[PendingReport]:
-        """Redis has lost its data: whatever was not applied is sent again; if Postgres has, what was applied, too."""
+        """Switch to a new generation. Return the reports to send again: if Postgres has lost commits, applied ones
+        too."""
         kept: list[PendingReport] = []
         with self._lock:
             lost = [item for flight in self._unapplied for item in flight.items]
             self._unapplied.clear()
             if rewind_of(generation) != rewind_of(self.generation):
-                if self._kept.lacks_some:
+                if self._kept.is_incomplete:
                     log.error("worker.reports_lost: Postgres has lost commits, and there were too many reports to keep")
                 kept = [PendingReport(report) for report in self._kept.recall(self.jobs())]
                 lost, batch = ([without_completion(item) for item in items] for items in (lost, batch))
-        again = [*kept, *lost, *batch]
-        log.warning("worker.reports_resent generation=%s reports=%d", generation, len(again))
+        resent = [*kept, *lost, *batch]
+        log.warning("worker.reports_resent generation=%s reports=%d", generation, len(resent))
         self.generation = generation
-        return again
+        return resent
 
     # -- what was applied
 
     def note_applied(self, applied: Applied) -> None:
-        """Let go of every report that is in Postgres."""
+        """Drop every report that is stored in Postgres."""
         position = stream_position(applied.cursor)
         with self._lock:
             while self._unapplied:
@@ -352,23 +353,23 @@ class Reporter:
                 self._held.drop(*ended)
 
     def succeeded(self, attempts: Set[tuple[bytes, int]]) -> list[Job]:
-        """Return the jobs of these attempts that have been reported as succeeded, and of which no more is known."""
+        """Return the jobs of these attempts whose success is reported and not yet applied."""
         with self._lock:
             items = [item for flight in self._unapplied for item in flight.items if isinstance(item.report, Succeeded)]
         jobs = [item.job for item in items if item.job is not None]
         return [job for job in jobs if (job.dispatch.id, job.dispatch.attempt) in attempts]
 
     def code_ended(self, job: Job) -> None:
-        """The code of a job that lingered has ended after all."""
+        """Note that the code of a lingering job has ended."""
         with self._lock:
             job.lingers = False
             if job.applied:
                 self._held.drop(job.slot)
 
     def _listen(self) -> None:
-        """Hear at once what was applied, from the first time that something waits for it."""
+        """Subscribe to notifications of applied reports, once a caller waits for one."""
         with self._lock:
-            if self._listening:
+            if self._is_listening:
                 return
-            self._listening = True
+            self._is_listening = True
         self._streams.listen_applied(self.note_applied)

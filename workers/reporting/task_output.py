@@ -1,10 +1,10 @@
-"""What tasks print and log, with their names on it.
+"""Captures the output and logs of tasks, and adds the task to each line.
 
-In a process that runs tasks, `sys.stdout` and `sys.stderr` lead here before the application is imported. A line that a
-task prints becomes a record of the log; all else, and what log handlers of the application write, passes as it is.
-A reader that does not read blocks nothing, and one that is gone breaks nothing. Tasks of a process share the two
-streams, so none can close them. `TaskFields` adds the task to each log record. Lines of tasks also go to the store of
-task logs (`share_log`).
+In a process that runs tasks, `sys.stdout` and `sys.stderr` are replaced before the application is imported. A line that
+a task prints becomes a log record. Other output, and output of the application's log handlers, passes unchanged. A
+reader that does not read blocks nothing, and a closed reader breaks nothing. Tasks of a process share the two streams,
+so no task can close them. `TaskFields` adds the task to each log record. Lines of tasks also go to the store of task
+logs (`share_log`).
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.task_runtime import JobRuntime
 
 _unfinished: dict[tuple[int, TaskOutput], str] = {}
-"""Lines that have not ended, by the thread that prints them outside of a task."""
+"""Unfinished lines printed outside of tasks, by thread and output."""
 
 
 class Keeper(Protocol):
-    """Keeps the lines of attempts."""
+    """Stores the lines of attempts."""
 
     def log(self, job: Job, line: LogLine) -> None:
-        """Keep what a task says."""
+        """Store a line of a task."""
 
     def log_lines(self, job: Job, lines: LogLine) -> None:
-        """Keep what a task says in many lines, which are one text here."""
+        """Store many lines of a task, which are one text."""
 
 
-_keepers: list[Keeper] = []
-"""Keeps the lines of attempts, if anything does."""
+_line_stores: list[Keeper] = []
+"""The store of task lines, if there is one."""
 _streams: dict[str, TaskStream] = {}
-"""The replaced `sys.stdout` and `sys.stderr`, by name."""
+"""The replacements of `sys.stdout` and `sys.stderr`, by name."""
 
 
 def capture_output() -> None:
-    """Make standard output and error lead here; called before the application is imported."""
+    """Replace standard output and error. Called before the application is imported."""
     on_fork(_forked)
-    _mark_log_handlers()
+    _exempt_log_handlers()
     for name in ("stdout", "stderr"):
         try:
             output = TaskOutput(name, nonblocking(getattr(sys, name).fileno()))
@@ -66,12 +66,12 @@ def capture_output() -> None:
 
 def _forked() -> None:
     _unfinished.clear()
-    if (printed := _printed()) is not None:
-        printed.forked()
+    if (buffer := _current_buffer()) is not None:
+        buffer.forked()
 
 
-def _mark_log_handlers() -> None:
-    """Let what log handlers write not count as printed by the task that logs: they say themselves whose it is."""
+def _exempt_log_handlers() -> None:
+    """Mark the output of log handlers, so that it does not count as printed by the task that logs."""
     handle = logging.Handler.handle
     if hasattr(handle, "__wrapped__"):
         return
@@ -88,30 +88,30 @@ def _mark_log_handlers() -> None:
 
 
 def share_log(keep: Keeper | None = None) -> None:
-    """Let the logs of the application out; called when it has been imported.
+    """Adjust logging after the import of the application.
 
-    Output and logs of tasks go to `keep`, too. The application's configuration stays. If it has given the root logger
-    no handler, that gets ours; and our own lines come out although `dictConfig` silences, by default, all loggers that
-    it does not name.
+    Send output and logs of tasks to `keep`, too. Keep the application's logging configuration, with two exceptions: a
+    root logger without handlers gets those of this package, and this package's loggers are enabled again, because
+    `dictConfig` by default disables all loggers that it does not name.
     """
-    ours, root = logging.getLogger(LOGGER_NAME), logging.getLogger()
+    own, root = logging.getLogger(LOGGER_NAME), logging.getLogger()
     if not root.handlers:
-        for handler in ours.handlers:
+        for handler in own.handlers:
             root.addHandler(handler)
-        if root.level == logging.WARNING:  # as it is by default
-            root.setLevel(ours.level)
+        if root.level == logging.WARNING:  # the default level
+            root.setLevel(own.level)
     for logger in _loggers():
         if logger.name.startswith(f"{LOGGER_NAME}."):
             logger.disabled = False
-    ours.disabled = False
+    own.disabled = False
     for handler in {handler for logger in _loggers() for handler in logger.handlers}:
-        if not any(isinstance(known, TaskFields) for known in handler.filters):
+        if not any(isinstance(existing, TaskFields) for existing in handler.filters):
             handler.addFilter(TaskFields())
     if keep is not None:
-        _keepers[:] = [keep]
+        _line_stores[:] = [keep]
         kept = KeptRecords()
         for logger in _loggers():
-            if logger is root or not (logger.propagate or logger is ours):  # of these, each record reaches exactly one
+            if logger is root or not (logger.propagate or logger is own):  # each record reaches one of these
                 logger.addHandler(kept)
 
 
@@ -123,28 +123,28 @@ def _loggers() -> Iterator[logging.Logger]:
 
 
 def current_job() -> Job | None:
-    """Return the attempt around the current code, if any."""
+    """Return the job that the current code belongs to, if any."""
     runtime = current_runtime()
     return runtime.job if isinstance(runtime, JobRuntime) else None
 
 
-def _printed() -> PrintBuffer | None:
-    """Return what the attempt around the current code has printed."""
+def _current_buffer() -> PrintBuffer | None:
+    """Return the print buffer of the current attempt."""
     runtime = current_runtime()
     return runtime.printed if isinstance(runtime, JobRuntime) else None
 
 
 def add_fields(record: logging.LogRecord, job: Job | None) -> None:
-    """Let a record know whose it is; what it knows already stays."""
+    """Add the task's fields to a record. Existing fields stay."""
     for name, value in (dict.fromkeys(TASK_FIELDS, "") if job is None else job.fields).items():
         record.__dict__.setdefault(name, value)
 
 
-def _hide(record: logging.LogRecord, secrets: Sequence[str]) -> None:
-    """Let a record repeat nothing that is secret in the arguments of its task."""
+def _redact(record: logging.LogRecord, secrets: Sequence[str]) -> None:
+    """Redact secret arguments of the task in a record."""
     try:
         record.msg, record.args = scrub(record.getMessage(), secrets), None
-    except Exception:  # noqa: BLE001  # what cannot be written is for the handler to say
+    except Exception:  # noqa: BLE001  # a record that cannot be formatted is the handler's problem
         return
     if record.exc_info and not record.exc_text:
         record.exc_text = logging.Formatter().formatException(record.exc_info)
@@ -153,36 +153,36 @@ def _hide(record: logging.LogRecord, secrets: Sequence[str]) -> None:
 
 
 class TaskFields(logging.Filter):
-    """Lets each record of a handler know which attempt it comes from; refuses none."""
+    """Adds the task's fields to each record of a handler. Rejects no record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add the fields, once what the attempt has printed before is passed on."""
+        """Flush the printed output of the attempt first, to keep the order, then add the fields."""
         job = current_job()
-        if (printed := _printed()) is not None:
-            printed.pass_on()
+        if (buffer := _current_buffer()) is not None:
+            buffer.flush()
         add_fields(record, job)
         if job is not None and job.secrets:
-            _hide(record, job.secrets)
+            _redact(record, job.secrets)
         return True
 
 
 def _keep(job: Job, level: str, text: str, source: str) -> None:
-    """Pass a line to the log of its attempt; code that outlives its task has none."""
+    """Store a line of the attempt, unless the task has ended and its code goes on."""
     if job.stage is Stage.RUNNING:
         line = LogLine(time.time(), job.dispatch.attempt, level, scrub(text, job.secrets), source)
-        for keeper in _keepers:
+        for keeper in _line_stores:
             keeper.log(job, line)
 
 
 class KeptRecords(logging.Handler):
-    """Keeps what tasks log; our own lines are about them, and not theirs."""
+    """Stores the log records of tasks, except those of this package, which are about tasks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.setFormatter(logging.Formatter("%(message)s"))
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Keep a record, without a lock: the keeper of lines has one."""
+        """Store a record without the handler's lock: the store has one."""
         self.emit(record)
         return True
 
@@ -193,32 +193,32 @@ class KeptRecords(logging.Handler):
         try:
             is_plain = not (record.exc_info or record.exc_text or record.stack_info)
             text = record.getMessage() if is_plain else self.format(record)
-        except Exception:  # noqa: BLE001  # what cannot be written is for the other handlers to say
+        except Exception:  # noqa: BLE001  # a record that cannot be formatted is the other handlers' problem
             return
-        if (printed := _printed()) is not None:
-            printed.pass_on()
+        if (buffer := _current_buffer()) is not None:
+            buffer.flush()
         _keep(job, record.levelname.lower(), text, record.name)
 
 
 class TaskStream(io.TextIOWrapper):
-    """The `sys.stdout` or `sys.stderr` of tasks: all tasks of the process share it, and none can close it."""
+    """The `sys.stdout` or `sys.stderr` of tasks. All tasks of the process share it, and none can close it."""
 
     def __init__(self, output: TaskOutput) -> None:
         super().__init__(output, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True)
         self.write = _write_to(output)  # type: ignore[method-assign]
 
     def detach(self) -> Any:
-        """Return what it writes to, and go on writing there."""
+        """Return the underlying output without detaching it."""
         self.flush()
         return self.buffer
 
     def reconfigure(self, **_: Any) -> None:
-        """Keep it as it is: it takes every character already, and hides no line that has ended."""
+        """Ignore the new configuration: the stream accepts every character and flushes every line."""
         self.flush()
 
 
 def _write_to(output: TaskOutput) -> Callable[[str], int]:
-    """Return what `print` calls twice a line: to a task that prints much, an append is nearly all that it costs."""
+    """Return a fast `write`, which `print` calls twice a line: for much output, it is little more than an append."""
     current: Callable[[], Any] = current_runtime
     is_handler, put = in_handler.get, output.put
 
@@ -231,39 +231,39 @@ def _write_to(output: TaskOutput) -> Callable[[str], int]:
             return put(text)
         pieces = printed.pieces
         pieces.append(text)
-        if len(pieces) >= printed.pass_on_at:
-            printed.pass_on()
+        if len(pieces) >= printed.flush_at:
+            printed.flush()
         return size
 
     return write
 
 
 class TaskOutput(io.RawIOBase):
-    """The target of `sys.stdout` or `sys.stderr`."""
+    """The raw output behind `sys.stdout` or `sys.stderr`."""
 
     def __init__(self, name: str, passed_on: NonblockingHandler) -> None:
         super().__init__()
         self.name = f"<{name}>"
         self._log = get_logger(name)
         self._level = logging.WARNING if name == "stderr" else logging.INFO
-        self._passed_on = passed_on
+        self._handler = passed_on
 
     def writable(self) -> bool:
-        """Say that it can be written to."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:
-        """Return the descriptor, for programs that a task starts."""
-        return self._passed_on.descriptor
+        """Return the file descriptor, for subprocesses of tasks."""
+        return self._handler.descriptor
 
     def write(self, data: Any, /) -> int:
-        """Take bytes that are printed."""
+        """Write bytes."""
         data = bytes(data)
         self.put(data.decode("utf-8", "backslashreplace"))
         return len(data)
 
     def put(self, text: str) -> int:
-        """Take a piece of what is printed; lines are logged when they end."""
+        """Write a piece of text. Lines are logged when they end."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         runtime = current_runtime()
@@ -281,37 +281,37 @@ class TaskOutput(io.RawIOBase):
             _unfinished[key] = rest
         if newline:
             lines = ended.split("\n")
-            self._passed_on.write("".join([f"{with_styles(line)}\n" for line in lines]), len(lines))
+            self._handler.write("".join([f"{with_styles(line)}\n" for line in lines]), len(lines))
         return size
 
     def flush(self) -> None:
-        """Write what has not ended, unless a task prints it: that has a line of its own when it ends."""
+        """Write an unfinished line, unless a task prints it: lines of tasks are logged when they end."""
         if rest := _unfinished.pop((threading.get_ident(), self), ""):
-            self._passed_on.write(with_styles(rest))
-        if is_fork() and (printed := _printed()) is not None:  # it ends, and its job does not
-            printed.pass_on(is_last=True)
-        self._passed_on.retry()
+            self._handler.write(with_styles(rest))
+        if is_fork() and (buffer := _current_buffer()) is not None:  # the fork ends, but its job does not
+            buffer.flush(is_last=True)
+        self._handler.retry()
 
     def close(self) -> None:
-        """Write what is there, and stay open: a task that closes it, or a wrapper around it, has no other in mind."""
+        """Flush, and stay open: other tasks use the stream."""
         self.flush()
 
-    def print_lines(self, job: Job, room: LogBudget, text: str) -> None:
-        """Log what a job has printed: whole lines, the last without its end."""
+    def print_lines(self, job: Job, budget: LogBudget, text: str) -> None:
+        """Log whole lines that a job has printed. The last one comes without its line end."""
         if not text.isascii():
-            text = text.encode("utf-8", "backslashreplace").decode()  # some characters cannot be stored
+            text = text.encode("utf-8", "backslashreplace").decode()  # surrogates cannot be stored
         text = scrub(as_it_stands(text), job.secrets)
-        left_out, shown = room.take(text)
-        self.log_dropped(job, left_out)
-        if shown and (lines := [line for line in shown.split("\n") if line and not line.isspace()]):
+        dropped, visible = budget.take(text)
+        self.log_dropped(job, dropped)
+        if visible and (lines := [line for line in visible.split("\n") if line and not line.isspace()]):
             self._log_lines(job, self._level, lines)
-        if job.stage is Stage.RUNNING:  # code that outlives its task has nothing to say
-            for keeper in _keepers:
+        if job.stage is Stage.RUNNING:  # code that outlives its task has no log
+            for keeper in _line_stores:
                 level = logging.getLevelName(self._level).lower()
                 keeper.log_lines(job, LogLine(time.time(), job.dispatch.attempt, level, text, self.name[1:-1]))
 
     def log_dropped(self, job: Job, lines: int) -> None:
-        """Log how many lines the log of the worker does not have."""
+        """Log how many lines were left out of the worker's log."""
         if lines:
             number = "1 line was" if lines == 1 else f"{lines:,} lines were"
             why = f"the log of a worker takes {RATE:,} bytes a second of a task that prints more"
@@ -331,37 +331,37 @@ class TaskOutput(io.RawIOBase):
             self._log.handle(record)
 
     def _plain_handler(self) -> NonblockingHandler | None:
-        """Return the one handler that gets what is printed, if it is ours as we have made it."""
-        logger, found = self._log, list(self._log.handlers)
+        """Return the only handler of printed lines, if it is this package's own, unchanged."""
+        logger, handlers = self._log, list(self._log.handlers)
         while logger.propagate and logger.parent is not None:
             logger = logger.parent
-            found += logger.handlers
-        if len(found) != 1 or self._log.disabled or self._log.filters:
+            handlers += logger.handlers
+        if len(handlers) != 1 or self._log.disabled or self._log.filters:
             return None
-        (handler,) = found
+        (handler,) = handlers
         if type(handler) is not NonblockingHandler or handler.level > self._level:
             return None
-        is_ours = type(handler.formatter) in (TextFormatter, JsonFormatter)
-        return handler if is_ours and all(isinstance(one, TaskFields) for one in handler.filters) else None
+        is_own = type(handler.formatter) in (TextFormatter, JsonFormatter)
+        return handler if is_own and all(isinstance(item, TaskFields) for item in handler.filters) else None
 
 
 def end_lines(job: Job) -> None:
-    """Log what a job has printed without ending the line: its code has ended.
+    """Log the unfinished lines of a job whose code has ended.
 
-    What a task has put in place of `sys.stdout` or `sys.stderr` is taken away again if it is a closed file, or None.
+    Restore `sys.stdout` or `sys.stderr` if a task has left a closed file or None there.
     """
     runtime = current_runtime()
     if isinstance(runtime, JobRuntime) and runtime.job is job and runtime.printed is not None:
-        runtime.printed.pass_on(is_last=True)
+        runtime.printed.flush(is_last=True)
     for name, stream in _streams.items():
-        if getattr(sys, name, None) is not stream and _is_useless(name):
+        if getattr(sys, name, None) is not stream and _is_unwritable(name):
             setattr(sys, name, stream)
 
 
-def _is_useless(name: str) -> bool:
-    """Say whether what a task has left as standard output or error cannot be written to."""
+def _is_unwritable(name: str) -> bool:
+    """Return whether a task has left a standard stream that cannot be written to."""
     try:
-        found = getattr(sys, name)
-        return found is None or bool(getattr(found, "closed", False))
-    except Exception:  # noqa: BLE001  # there is none, or it is a wrapper that was detached
+        stream = getattr(sys, name)
+        return stream is None or bool(getattr(stream, "closed", False))
+    except Exception:  # noqa: BLE001  # the stream is missing, or a detached wrapper
         return True

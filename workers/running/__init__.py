@@ -1,1 +1,1 @@
-"""Inside a worker process: what runs tasks."""
+"""Running of tasks inside a worker process."""

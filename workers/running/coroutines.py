@@ -1,8 +1,8 @@
-"""An event loop, in a thread of its own, that runs asynchronous tasks side by side.
+"""The event loop of asynchronous tasks, in a thread of its own.
 
-They share it, so each can spoil it for the others. What one of them does to the tasks of another is undone here: a loop
-that is stopped goes on, and nobody cancels what belongs to somebody else. What cannot be undone is noticed (`watch`): a
-loop that stands still because a task keeps it, or that somebody has closed.
+Tasks share the loop, so one can harm the others. Where possible, the harm is undone: a stopped loop is restarted, and a
+task cannot cancel another job's coroutine. Other harm is detected (`measure_stall`): a loop that a task blocks or has
+closed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from orchestrator.workers.running.job import Job
 
 log = get_logger("worker")
 
-_PING_EVERY = 0.1
-"""Seconds between two looks whether the loop turns."""
-_LONGEST_STEP = 0.2
-"""Seconds that count, at most, between two looks: where the whole process has stood still, the loop is not to blame."""
+_PING_INTERVAL = 0.1
+"""Seconds between two pings of the loop."""
+_MAX_STEP = 0.2
+"""Seconds that count, at most, between two checks: if the whole process was suspended, the loop is not to blame."""
 
 _job: ContextVar[Job | None] = ContextVar("orchestrator_job", default=None)
-"""The job whose code this is, in whatever task or callback of the loop it runs."""
+"""The job of the current code, in any task or callback of the loop."""
 
 
 class _JobTask(asyncio.Task[None]):
-    """The task of a job, which other jobs cannot cancel."""
+    """The asyncio task of a job, which other jobs cannot cancel."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, job: Job) -> None:
         super().__init__(coroutine, loop=loop)
@@ -55,7 +55,7 @@ class _JobTask(asyncio.Task[None]):
 
 
 class Coroutines:
-    """Starts jobs on the loop; the loop starts with the first of them."""
+    """Starts jobs on the loop. The loop starts with the first job."""
 
     def __init__(self, run: Callable[[Job], Awaitable[None]]) -> None:
         self._run = run
@@ -64,12 +64,12 @@ class Coroutines:
         self._tasks: set[_JobTask] = set()
         self._stopped_by = "a task"
         self._is_dead = False
-        """A task has closed the loop: nothing on it will ever end."""
-        self._looked_at = 0.0
+        """Whether a task has closed the loop, so that its jobs never end."""
+        self._checked_at = 0.0
         self._pinged_at = 0.0
         self._is_pinged = False
-        self._standing = 0.0
-        """Seconds for which the loop has not answered."""
+        self._stalled_for = 0.0
+        """Seconds since the loop stopped responding."""
 
     def submit(self, jobs: Sequence[Job]) -> None:
         if self._loop is None:
@@ -77,62 +77,62 @@ class Coroutines:
             self._loop.set_default_executor(TaskThreads())
             self._log_stops(self._loop)
             on_fork(self._forked)
-            self._thread = threading.Thread(target=self._turn, args=(self._loop,), name="tasks-async", daemon=True)
+            self._thread = threading.Thread(target=self._serve, args=(self._loop,), name="tasks-async", daemon=True)
             self._thread.start()
-        with contextlib.suppress(RuntimeError):  # it is closed: they are handed back, like all that have not begun
+        with contextlib.suppress(RuntimeError):  # a closed loop: the jobs are handed back like others
             self._loop.call_soon_threadsafe(self._start, jobs)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop, once it has been started."""
+        """The loop; None before the first job."""
         return self._loop
 
-    def lost(self) -> set[Job]:
+    def orphaned(self) -> set[Job]:
         """Return the jobs that will never end, because the loop is closed."""
         return {task.job for task in list(self._tasks)} if self._is_dead else set()
 
     def is_blocked(self, seconds: float) -> bool:
-        """Say whether the loop does nothing for so many seconds, because a task keeps it from running."""
+        """Return whether the loop does not respond within so many seconds, because a task blocks it."""
         if self._loop is None:
             return False
         if self._is_dead:
             return True
-        turned = threading.Event()
+        responded = threading.Event()
         try:
-            self._loop.call_soon_threadsafe(turned.set)
+            self._loop.call_soon_threadsafe(responded.set)
         except RuntimeError:
             return True
-        return not turned.wait(seconds)
+        return not responded.wait(seconds)
 
-    def watch(self, now: float) -> float:
-        """Return for how many seconds the loop has not turned; it is asked every few moments."""
-        elapsed, self._looked_at = min(now - self._looked_at, _LONGEST_STEP), now
+    def measure_stall(self, now: float) -> float:
+        """Return for how many seconds the loop has not responded. Called several times a second."""
+        elapsed, self._checked_at = min(now - self._checked_at, _MAX_STEP), now
         if self._loop is None:
             return 0.0
         if self._is_dead:
             return float("inf")
         if self._is_pinged:
-            self._standing += elapsed
-            return self._standing
-        self._standing = 0.0
-        if now - self._pinged_at >= _PING_EVERY:
+            self._stalled_for += elapsed
+            return self._stalled_for
+        self._stalled_for = 0.0
+        if now - self._pinged_at >= _PING_INTERVAL:
             self._pinged_at = now
             self._is_pinged = True
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._answer)
+                self._loop.call_soon_threadsafe(self._on_pong)
         return 0.0
 
-    def standstill(self) -> str:
-        """Say why the loop does not turn: which task blocks it, and where in the code."""
+    def describe_block(self) -> str:
+        """Describe why the loop does not respond: which task blocks it, and where in the code."""
         if self._is_dead or self._thread is None:
             return "the event loop of this process was closed by a task"
         job = self.blocking()
         frame = sys._current_frames().get(self._thread.ident or 0)
-        whose = f"task {job.dispatch.name}[{to_text(job.dispatch.id)}]" if job is not None else "a task"
-        return f"{whose} has kept the event loop from running for {self._standing:.0f} s, {_place(frame)}"
+        culprit = f"task {job.dispatch.name}[{to_text(job.dispatch.id)}]" if job is not None else "a task"
+        return f"{culprit} has kept the event loop from running for {self._stalled_for:.0f} s, {_location(frame)}"
 
     def blocking(self) -> Job | None:
-        """Return the job whose code the loop runs at this moment, if that is known."""
+        """Return the job whose code the loop is running now, if that can be determined."""
         task = asyncio.current_task(self._loop) if self._loop is not None else None
         if isinstance(task, _JobTask):
             return task.job
@@ -142,8 +142,8 @@ class Coroutines:
 
     # -- the loop's thread
 
-    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Keep the loop turning, although tasks stop it, or raise an uncaught SystemExit."""
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the loop, and restart it when a task stops it or raises an uncaught SystemExit."""
         while True:
             try:
                 loop.run_forever()
@@ -157,7 +157,7 @@ class Coroutines:
                     log.exception("process.event_loop_failed")
                     self._is_dead = True
             if is_fork():
-                _end_copy()
+                _end_fork()
             if self._is_dead or loop.is_closed():
                 self._is_dead = True
                 return
@@ -165,7 +165,7 @@ class Coroutines:
     def _start(self, jobs: Sequence[Job]) -> None:
         assert self._loop is not None
         for job in jobs:
-            task = _JobTask(self._wrap(job), self._loop, job)  # has its own context, so jobs never see each other's
+            task = _JobTask(self._wrap(job), self._loop, job)  # with a context of its own
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -173,7 +173,7 @@ class Coroutines:
         _job.set(job)
         await self._run(job)
 
-    def _answer(self) -> None:
+    def _on_pong(self) -> None:
         self._is_pinged = False
 
     def _log_stops(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -184,21 +184,21 @@ class Coroutines:
             self._stopped_by = f"task {job.dispatch.name}" if job is not None else "code that a task left behind"
             stop()
 
-        with contextlib.suppress(AttributeError):  # a loop of another make, which cannot be changed
+        with contextlib.suppress(AttributeError):  # a custom loop class that does not allow it
             loop.stop = stop_and_log  # type: ignore[method-assign]
 
     # -- forks
 
     def _forked(self) -> None:
-        """In a copy of this process that a task has made on the loop: run nothing but the rest of that task's step."""
+        """In a fork made by a task on the loop: stop the copied loop, so that only the task's current step goes on."""
         if self._loop is None or self._thread is None or threading.current_thread() is not self._thread:
             return
         getattr(self._loop, "_ready", []).clear()
         self._loop.stop()
 
 
-def _end_copy() -> None:
-    """End a fork whose code awaits something: the loop, and all that is on it, belongs to the process that forked."""
+def _end_fork() -> None:
+    """End a fork whose code awaits: the loop and its tasks belong to the original process."""
     with contextlib.suppress(Exception):
         text = "A process that was forked inside an asynchronous task cannot await anything; it ends here."
         print(text, file=sys.stderr, flush=True)
@@ -208,12 +208,12 @@ def _end_copy() -> None:
 _LIBRARIES = tuple(path for name, path in sysconfig.get_paths().items() if name in ("stdlib", "platstdlib", "purelib"))
 
 
-def _place(frame: FrameType | None) -> str:
-    """Say where a thread is: the innermost line that is not a library's, or else the innermost."""
-    found = frame
-    while found is not None and found.f_code.co_filename.startswith(_LIBRARIES):
-        found = found.f_back
-    found = found or frame
-    if found is None:
+def _location(frame: FrameType | None) -> str:
+    """Return the innermost line of a thread outside of libraries, or the innermost line."""
+    own = frame
+    while own is not None and own.f_code.co_filename.startswith(_LIBRARIES):
+        own = own.f_back
+    own = own or frame
+    if own is None:
         return "nobody knows where"
-    return f"in {found.f_code.co_name} ({found.f_code.co_filename}:{found.f_lineno})"
+    return f"in {own.f_code.co_name} ({own.f_code.co_filename}:{own.f_lineno})"

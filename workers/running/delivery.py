@@ -1,11 +1,11 @@
-"""Exceptions that are on their way to threads, beside threads whose calls are watched.
+"""Delivers exceptions to threads, without blocking threads whose calls are watched (by `sys.setprofile`, for workflow
+code).
 
-An exception that is meant for a thread arrives at its next bytecode; a thread in a blocking call gets it when the call
-returns. Until then the interpreter has all threads look for it. In Python 3.11 a thread whose calls are watched, as in
-the code of workflows, does not get beyond its first call while there is something to look for: one task that does not
-stop would hold up all turns of its process. So the look is called off while turns run, and called for again when none
-does; what has been sent stays with its thread. Where turns run without a break, the clock calls for it now and then,
-for a moment, in which they stand still.
+An exception set for a thread is raised at the thread's next bytecode; in a blocking call, when the call returns. Until
+then the interpreter has all threads check for it. In Python 3.11, a watched thread does not get beyond its first call
+during that time: one task that does not stop would block all workflow turns of its process. So checking is stopped
+while turns run, and started again afterwards; an exception that was set stays with its thread. If turns run without a
+break, the clock starts checking now and then for a moment, in which the turns pause.
 
 Later releases of Python need none of this.
 """
@@ -25,160 +25,160 @@ from typing import Any
 
 from orchestrator.errors import SoftTimeout
 
-_MOMENT = 0.01
-"""Seconds for which turns stand still at a look of the clock, if something is on its way."""
+_PAUSE = 0.01
+"""Seconds for which turns pause while pending exceptions are delivered."""
 
 
-class _Instead(BaseException):
+class _Replacement(BaseException):
     """Replaces an exception that comes too late, or that is for another job."""
 
 
 def _set(thread: int, reason: type[BaseException] | None) -> None:
-    what = None if reason is None else ctypes.py_object(reason)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
+    exception = None if reason is None else ctypes.py_object(reason)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
 
 
-def _call_for_it() -> None:
-    """Have all threads look for what is meant for them; nothing may be on its way to the current one."""
+def _start_checking() -> None:
+    """Have all threads check for exceptions. None may be pending for the current thread."""
     _set(threading.get_ident(), None)
 
 
-def _call_off() -> None:
-    """Have no thread look any more; an exception on its way to the current one is gone.
+def _stop_checking() -> None:
+    """Have no thread check for exceptions. An exception pending for the current thread is discarded.
 
-    A thread that finds something ends the look of all, so another exception is raised here, and caught. Merely clearing
-    the exception of this thread would leave the interpreter looking for it before every call.
+    A thread that receives an exception ends the checks of all threads, so another exception is raised and caught here.
+    Merely clearing this thread's exception would leave the interpreter checking before every call.
     """
-    with contextlib.suppress(_Instead):
-        _set(threading.get_ident(), _Instead)
+    with contextlib.suppress(_Replacement):
+        _set(threading.get_ident(), _Replacement)
         while True:
             pass
 
 
 class Delivery:
-    """Sends exceptions to threads; `stands_still` says whether watched threads do meanwhile."""
+    """Sends exceptions to threads. `blocks_watched`: whether pending exceptions block watched threads (Python 3.11)."""
 
-    def __init__(self, *, stands_still: bool = sys.version_info < (3, 12)) -> None:
-        self._stands_still = stands_still
+    def __init__(self, *, blocks_watched: bool = sys.version_info < (3, 12)) -> None:
+        self._blocks_watched = blocks_watched
         self._lock = threading.Lock()
-        self._on_the_way: dict[int, object] = {}
-        """Threads that something is meant for. What arrives is taken out without the lock: its thread may hold that."""
+        self._pending: dict[int, object] = {}
+        """Pending exceptions by thread. Delivered ones are removed without the lock, which their thread may hold."""
         self._classes: dict[type[BaseException], type[BaseException]] = {}
         self._watched = 0
-        self._is_called_for = False
-        self._is_moment = False
+        self._is_checking = False
+        self._is_paused = False
 
     def send(self, thread: int, reason: type[BaseException]) -> None:
-        """Raise `reason` in a thread. It arrives at that thread's next bytecode, not inside a blocking call."""
-        if not self._stands_still or thread == threading.get_ident():
+        """Raise `reason` in a thread at its next bytecode. It does not interrupt a blocking call."""
+        if not self._blocks_watched or thread == threading.get_ident():
             _set(thread, reason)
             return
         with self._lock:
-            self._on_the_way[thread] = reason
-            _set(thread, self._noted(reason))
-            self._is_called_for = True
+            self._pending[thread] = reason
+            _set(thread, self._recording_class(reason))
+            self._is_checking = True
             if self._watched:
-                self._call_off()
+                self._stop_checking()
 
-    def take_back(self) -> None:
-        """Take back an exception that was sent to the current thread and has not arrived; no more are sent to it."""
-        self._on_the_way.pop(threading.get_ident(), None)
-        _call_off()
+    def discard(self) -> None:
+        """Discard an exception that is pending for the current thread. None may be sent to the thread meanwhile."""
+        self._pending.pop(threading.get_ident(), None)
+        _stop_checking()
 
-    def arrived(self) -> None:
-        """Note that the current thread has got what was meant for it."""
-        self._on_the_way.pop(threading.get_ident(), None)
+    def mark_delivered(self) -> None:
+        """Note that the current thread has received its exception."""
+        self._pending.pop(threading.get_ident(), None)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Let the calls of this thread be watched in here, whatever is on its way to others."""
-        if not self._stands_still:
+        """Return a context in which the calls of this thread may be watched, whatever is pending for other threads."""
+        if not self._blocks_watched:
             yield
             return
         with self._lock:
             self._watched += 1
-            if self._is_called_for and not self._is_moment:
-                self._call_off()
+            if self._is_checking and not self._is_paused:
+                self._stop_checking()
         try:
             yield
         finally:
             with self._lock:
                 self._watched -= 1
-                if self._on_the_way and not self._watched:
-                    self._call_for_it()
+                if self._pending and not self._watched:
+                    self._start_checking()
 
-    def look(self) -> None:
-        """Have threads look for what has been sent and has not arrived, if only for a moment. Called by the clock."""
-        if not self._on_the_way and not self._is_called_for:
+    def deliver_pending(self) -> None:
+        """Have threads check for pending exceptions, if only for a moment. Called by the clock."""
+        if not self._pending and not self._is_checking:
             return
         with self._lock:
-            if not self._on_the_way:
-                self._call_off()
+            if not self._pending:
+                self._stop_checking()
                 return
-            self._call_for_it()
+            self._start_checking()
             if not self._watched:
                 return
-            self._is_moment = True
-        time.sleep(_MOMENT)
+            self._is_paused = True
+        time.sleep(_PAUSE)
         with self._lock:
-            self._is_moment = False
+            self._is_paused = False
             if self._watched:
-                self._call_off()
+                self._stop_checking()
 
-    def _noted(self, reason: type[BaseException]) -> type[BaseException]:
-        """Return a class like `reason` that notes when it is raised: that is when the interpreter makes an instance."""
-        if (noted := self._classes.get(reason)) is None:
+    def _recording_class(self, reason: type[BaseException]) -> type[BaseException]:
+        """Return a subclass of `reason` that records its delivery: when the interpreter makes an instance to raise."""
+        if (recording := self._classes.get(reason)) is None:
 
             def initialize(error: BaseException, *args: Any) -> None:
-                self.arrived()
+                self.mark_delivered()
                 reason.__init__(error, *args)
 
             members = {"__init__": initialize, "__module__": reason.__module__, "__qualname__": reason.__qualname__}
-            noted = self._classes[reason] = type(reason.__name__, (reason,), members)
-        return noted
+            recording = self._classes[reason] = type(reason.__name__, (reason,), members)
+        return recording
 
-    def _call_for_it(self) -> None:
-        self._is_called_for = True
-        _call_for_it()
+    def _start_checking(self) -> None:
+        self._is_checking = True
+        _start_checking()
 
-    def _call_off(self) -> None:
-        self._is_called_for = False
-        _call_off()
+    def _stop_checking(self) -> None:
+        self._is_checking = False
+        _stop_checking()
 
 
 DELIVERY = Delivery()
-"""That of this process: there is one interpreter."""
+"""The delivery of this process: there is one interpreter."""
 
 
-# -- interrupt code that runs: a thread from another thread, and a coroutine at its next await
+# -- interrupting running code: a thread from another thread, and a coroutine at its next await
 
 
 def stack_of(thread: int) -> TracebackType | None:
-    """Return where a thread that runs a task is now, as the traceback of an error there: from its runner's frame on."""
-    frame, found = sys._current_frames().get(thread), None
+    """Return the current stack of a task's thread, from the runner's frame on, as a traceback for an error."""
+    frame, traceback = sys._current_frames().get(thread), None
     while frame is not None:
-        found = TracebackType(found, frame, frame.f_lasti, frame.f_lineno or 0)
+        traceback = TracebackType(traceback, frame, frame.f_lasti, frame.f_lineno or 0)
         if frame.f_code.co_filename.replace("\\", "/").endswith("/running/runner.py"):
-            return found
+            return traceback
         frame = frame.f_back
     return None
 
 
-def uninterrupted() -> None:
-    """Take back an exception that was meant for the current thread and has not arrived yet."""
-    DELIVERY.take_back()
+def discard_interruption() -> None:
+    """Discard an exception that is pending for the current thread."""
+    DELIVERY.discard()
 
 
 class AwaitInterrupted(SoftTimeout, asyncio.CancelledError):
     """The soft timeout of a coroutine.
 
-    To the task it is a SoftTimeout. To what the task awaits, such as a TaskGroup, it is a cancellation too, so that
-    nothing is left running behind its back.
+    For the task it is a SoftTimeout. For the objects that the task awaits, such as a TaskGroup, it is also a
+    cancellation, so that they leave nothing running.
     """
 
 
 class Interruptible:
-    """A coroutine in which one cancellation, the first for which `is_soft` says so, arrives as a soft timeout."""
+    """Wraps a coroutine, and turns the first cancellation for which `is_soft` returns True into a soft timeout."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], is_soft: Callable[[], bool]) -> None:
         self._coroutine = coroutine
@@ -194,7 +194,7 @@ class Interruptible:
                 return end.value
             try:
                 step = partial(self._coroutine.send, (yield awaited))
-            except BaseException as error:  # noqa: BLE001  # whatever arrives here belongs inside the coroutine
+            except BaseException as error:  # noqa: BLE001  # anything raised here belongs inside the coroutine
                 step = partial(self._coroutine.throw, self._translated(error))
 
     def _translated(self, error: BaseException) -> BaseException:
@@ -203,5 +203,5 @@ class Interruptible:
         self._is_warned = True
         task = asyncio.current_task()
         if task is not None:
-            task.uncancel()  # the task may go on, and what it awaits from here on is not cancelled
+            task.uncancel()  # the task may go on, and its later awaits are not canceled
         return AwaitInterrupted()

@@ -1,4 +1,4 @@
-"""Reports of attempts that did not succeed: failed, or handed back for another worker."""
+"""Reports of attempts that failed, or that are handed back for another worker."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from orchestrator.telemetry import get_logger
 from orchestrator.workers.running.job import Job
 from orchestrator.workers.running.task_runtime import NoDatabase, interruption
 
-_KINDS_OF_TIMEOUT = type_names(TaskTimeout())
+_TIMEOUT_TYPES = type_names(TaskTimeout())
 RETURN_DELAY = 0.5
-"""Seconds before a task is tried again that a worker has handed back."""
+"""Seconds before a task that was handed back is dispatched again."""
 
 
 def may_be_retried(job: Job, error: BaseException) -> bool:
     if isinstance(error, (InvalidTask, PayloadError)) and not in_own_code(error):
-        return False  # the same arguments will not fit next time either
+        return False  # the same arguments would be refused again
     if isinstance(error, GiveUp):
         return False
     policy = job.options.retry
@@ -39,17 +39,17 @@ def may_be_retried(job: Job, error: BaseException) -> bool:
 
 
 def retries_timeouts(job: Job) -> bool:
-    """Say whether a job may be tried again after its timeout, for its parent, which knows no policy."""
-    return is_worth_retrying(job.options.retry, _KINDS_OF_TIMEOUT)
+    """Return whether a job may be retried after its timeout. The parent needs this, because it has no retry policy."""
+    return is_worth_retrying(job.options.retry, _TIMEOUT_TYPES)
 
 
 def timed_out(job: Job, ended_at: float) -> bool:
-    """Say whether an attempt timed out before its code ended."""
+    """Return whether an attempt timed out before its code ended."""
     return job.interrupted_by is TaskTimeout and job.deadline is not None and ended_at >= job.deadline
 
 
 def completed(job: Job, result: bytes) -> Succeeded:
-    """Return the report of an attempt that has completed in its transaction; Postgres knows it already."""
+    """Return the report of an attempt that has completed in its transaction, which Postgres has already."""
     return Succeeded(job.dispatch.id, job.dispatch.attempt, time.monotonic() - job.started_at, result)
 
 
@@ -57,13 +57,13 @@ _UNKNOWN = "unknown task"
 
 
 def unknown(job: Job, reason: str = _UNKNOWN) -> Returned:
-    """Return the report for a task that this process does not know, or that it cannot run on: another worker may."""
+    """Return the report that hands back a task which this process does not know or cannot run."""
     task = job.dispatch
     return Returned(task.id, task.attempt, reason, RETURN_DELAY, task.name, begun=reason != _UNKNOWN)
 
 
 def in_own_code(error: BaseException) -> object:
-    """Return the first frame of the user's own code, or None if the error never reached any."""
+    """Return the traceback entry of the first frame of user code, or None if the error reached none."""
     frame = error.__traceback__
     while frame is not None and "/orchestrator/" in frame.tb_frame.f_code.co_filename.replace("\\", "/"):
         frame = frame.tb_next
@@ -73,24 +73,25 @@ def in_own_code(error: BaseException) -> object:
 log = get_logger("worker")
 
 _STORE_DELAY = 2.0
-"""Seconds before a task is tried again whose payload store did not answer."""
+"""Seconds before a task is dispatched again whose payload store did not answer."""
 
 
 class Failures:
-    """Writes the reports; `find` returns the task that a job names, `redacted` are patterns of all tasks."""
+    """Creates failure reports. `find` returns the task of a job; `redacted` are patterns that apply to all tasks."""
 
     def __init__(self, find: Callable[[Job], Task[..., Any] | None], redacted: set[str]) -> None:
         self._find = find
         self._redacted = redacted
-        self._told: set[tuple[str, str]] = set()
-        """Warnings that were logged once: the kind, and the subject."""
+        self._logged: set[tuple[str, str]] = set()
+        """Warnings that were logged, as kind and subject: each is logged once."""
 
     def failure(self, job: Job, error: BaseException) -> Failed | Succeeded | Returned:
-        """Return the report of a failed attempt; what was interrupted failed for the reason of the interruption.
+        """Return the report of a failed attempt.
 
-        An attempt that timed out has failed of that, whatever its code made of the exception. One that needs the
-        database, which its worker was not given, has not failed: it is handed back like a task that is unknown here.
-        One whose values cannot be opened here is handed back alone: others of its name may be sealed with other keys.
+        An interrupted attempt failed for the reason of the interruption. A timed-out attempt failed by timeout, even if
+        its code replaced the exception. An attempt that needs the database, which this worker lacks, is handed back
+        like an unknown task. An attempt whose data key this worker lacks is handed back alone: others of its name may
+        use other keys.
         """
         if job.output is not None:
             job.output.abandon()
@@ -117,14 +118,14 @@ class Failures:
             return unknown(job, "no database")
         return self.failed(job, error)
 
-    def _is_new(self, kind: str, which: str) -> bool:
-        """Say whether nothing was said of this yet; from now on, it was."""
-        known = len(self._told)
-        self._told.add((kind, which))
-        return len(self._told) > known
+    def _is_new(self, kind: str, subject: str) -> bool:
+        """Return whether a warning is new, and record it."""
+        count = len(self._logged)
+        self._logged.add((kind, subject))
+        return len(self._logged) > count
 
     def _handed_back(self, job: Job, error: Exception) -> Returned:
-        """Return the report of an attempt whose payload could not be read or kept: that is no fault of the task."""
+        """Hand back an attempt whose payload could not be read or stored: that is no failure of the task."""
         task, kind = job.dispatch, type(error).__name__
         if self._is_new("store", kind):
             log.error("task.returned error=%s: it is tried again", error, extra=job.fields)
@@ -148,16 +149,16 @@ class Failures:
         return Failed(job.dispatch.id, job.dispatch.attempt, ran, described, retryable, self._backoff(job))
 
     def broken(self, job: Job, error: TaskError, *, retryable: bool, delay: float | None = None) -> Failed:
-        """Return the report of work that has failed where an executor does it; `delay` replaces the policy's."""
-        worth = retryable and is_worth_retrying(job.options.retry, frozenset({error.kind}))
-        failed = self._as_failed(job, error, retryable=worth)
+        """Return the report of a failed execution. `delay` overrides the retry policy's delay."""
+        is_retryable = retryable and is_worth_retrying(job.options.retry, frozenset({error.kind}))
+        failed = self._as_failed(job, error, retryable=is_retryable)
         return failed if delay is None else msgspec.structs.replace(failed, delay=delay)
 
     def for_executor(self, job: Job, call: ExecutorCall) -> Returned:
-        """Hand back a task that was enqueued without the executor that it is declared with; its body is never run.
+        """Hand back a task that was enqueued without the executor it is declared with. Its body is never run.
 
-        The leader writes the executor into the row, and sends it to a worker that has it, like any other. One of an
-        earlier release does not, and sends it again after the delay.
+        The leader adds the executor to the row and dispatches the task to a worker that has it. A leader of an earlier
+        release does not, and dispatches it again after the delay.
         """
         task = job.dispatch
         if self._is_new("task", task.name):
@@ -167,7 +168,7 @@ class Failures:
         return Returned(task.id, task.attempt, "an executor does it", RETURN_DELAY, executor=call)
 
     def _backoff(self, job: Job) -> float | None:
-        """Return the wait that the task's own function gives; if it fails too, the scheduler decides."""
+        """Return the delay from the task's own backoff function, or None, so that the leader computes the delay."""
         if job.options.retry.backoff != "computed":
             return None
         task = self._find(job)

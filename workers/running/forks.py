@@ -1,8 +1,8 @@
-"""What becomes of the copies of a worker process that tasks make with `os.fork`.
+"""Handling of forks that tasks make of a worker process with `os.fork`.
 
-A fork has one thread, the one that forked. It belongs to the code of the task, and only as long as that lasts: were it
-to go on after that, it would run what waits in this process and report it, beside the process that it is a copy of.
-So it ends where the code of the task does, as a program ends: with 0, as `sys.exit` says, or with a traceback and 1.
+A fork has a single thread, which belongs to the code of the task. It must end with that code: otherwise it would run
+and report the jobs of the worker process a second time. It ends as a program does: with exit code 0, with the code of
+`sys.exit`, or with a traceback and 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from orchestrator.errors import WrongState
 T = TypeVar("T")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that a worker process handles, and that end a fork."""
+"""Signals that a worker process handles; a fork gets their default handlers."""
 _mask = threading.local()
 _is_fork = False
 _listeners: list[Callable[[], None]] = []
@@ -30,24 +30,24 @@ _is_watching = False
 
 
 def watch_forks() -> None:
-    """From now on, know forks of this process as such."""
+    """Detect forks of this process from now on."""
     global _is_watching
     if not _is_watching:
         _is_watching = True
-        os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_in, after_in_child=_forked)
+        os.register_at_fork(before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_forked)
 
 
 def on_fork(listener: Callable[[], None]) -> None:
-    """Have this called in a fork, by the thread that has forked."""
+    """Register a function to call in each fork, in the thread that has forked."""
     _listeners.append(listener)
 
 
-def _hold_signals() -> None:
-    """Let no signal reach a fork before it has handlers of its own: it would be lost."""
+def _block_signals() -> None:
+    """Block signals until the fork has handlers of its own: a signal would be lost."""
     _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
-def _let_signals_in() -> None:
+def _unblock_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
 
 
@@ -56,18 +56,18 @@ def _forked() -> None:
     _is_fork = True
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    _let_signals_in()
+    _unblock_signals()
     for listener in _listeners:
         listener()
 
 
 def is_fork() -> bool:
-    """Say whether this process is a copy of a worker process."""
+    """Return whether this process is a fork of a worker process."""
     return _is_fork
 
 
 def refuse_in_fork() -> None:
-    """Raise where a fork would talk to the leader through connections that are not its own."""
+    """Raise an error in a fork, which must not use the worker's connections."""
     if _is_fork:
         raise WrongState(
             "A process that was forked inside a task cannot enqueue: it is a copy of the worker process, whose "
@@ -76,7 +76,7 @@ def refuse_in_fork() -> None:
 
 
 def end_fork(error: BaseException | None = None) -> None:
-    """End this process if it is a fork in which the code of a task has ended, in this way."""
+    """End this process if it is a fork. `error` is the exception that ended the task's code."""
     if not _is_fork:
         return
     code: Any = 0
@@ -86,7 +86,7 @@ def end_fork(error: BaseException | None = None) -> None:
         code = 1
         with contextlib.suppress(Exception):
             traceback.print_exception(error)
-    if code is not None and not isinstance(code, int):  # as sys.exit("words") does
+    if code is not None and not isinstance(code, int):  # a message, as in sys.exit("message")
         with contextlib.suppress(Exception):
             print(code, file=sys.stderr)
         code = 1
@@ -97,7 +97,7 @@ def end_fork(error: BaseException | None = None) -> None:
 
 
 class TaskThreads(ThreadPoolExecutor):
-    """Threads for `asyncio.to_thread` in tasks: a fork that is made in one ends with what the thread was to do."""
+    """Threads for `asyncio.to_thread` in tasks. A fork made in a thread ends with the thread's function."""
 
     def submit(self, function: Callable[..., T], /, *arguments: Any, **keywords: Any) -> Future[T]:
         """Run a function in a thread."""

@@ -1,4 +1,4 @@
-"""Where middleware meets an attempt: around the code, and at its end."""
+"""Calls of middleware hooks around the code of an attempt and at its end, and the spans of attempts."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ log = get_logger("worker")
 
 
 def attempt_end(job: Job, report: AttemptReport) -> AttemptEnd | None:
-    """Return how an attempt has ended, as middleware is told; None where it has not, or where it is none of a task's.
+    """Return how an attempt has ended, for middleware. Return None for attempts that middleware does not see.
 
-    One that was handed back has not ended; turns and the tasks that end cancelled executions are our own.
+    These are attempts that were handed back, workflow turns, and internal tasks that end canceled executions.
     """
     executor = job.options.executor
     if job.is_turn or (executor is not None and executor.ends is not None):
@@ -49,7 +49,7 @@ def attempt_end(job: Job, report: AttemptReport) -> AttemptEnd | None:
 
 
 def around(hooks: Chain, ctx: TaskContext, call: Callable[[], Any]) -> Any:
-    """Call a function inside the hooks of middleware; a fork of it ends before they go on."""
+    """Call a function inside the middleware's hooks. A fork made by the function ends before the hooks continue."""
     with hooks.executing(ctx):
         try:
             value = call()
@@ -71,11 +71,11 @@ async def async_around(hooks: Chain, ctx: TaskContext, call: Coroutine[Any, Any,
             end_fork()
             return value
     finally:
-        call.close()  # a hook may have refused to begin it
+        call.close()  # a hook may have refused to run it
 
 
 def around_turn(engine: Engine, hooks: Chain, job: Job, activation: Activation) -> Activated:
-    """Take a turn inside its hooks. What they raise after it is logged: the turn has been taken."""
+    """Run a workflow turn inside its hooks. Errors that hooks raise after the turn are logged: the turn counts."""
     dispatch, report = job.dispatch, None
     turn = TurnContext(
         workflow=activation.workflow,
@@ -93,45 +93,45 @@ def around_turn(engine: Engine, hooks: Chain, job: Job, activation: Activation) 
     return report
 
 
-# -- the spans of attempts, where this process makes some; and, whether or not, the trace that their code belongs to
+# -- spans of attempts, and the trace context of their code
 
 
 class AttemptSpans:
-    """Knows the tracer, if spans are exported."""
+    """Creates the spans of attempts, if spans are exported."""
 
     def __init__(self, spans: Spans | None = None) -> None:
         self._spans = spans
-        self.makes_any = spans is not None
-        """Else only the code of a task that is traced already belongs to something."""
+        self.exports = spans is not None
+        """Whether this process exports spans. If not, only tasks that arrive with a trace have a trace context."""
 
     def begin(self, job: Job) -> object:
-        """Have what the current thread or coroutine does belong to an attempt; return what `leave` takes."""
+        """Enter the trace context of an attempt in the current thread or coroutine. Return the token for `leave`."""
         if self._spans is not None:
             return self._begin(self._spans, job)
         return None if job.trace is None else enter(job.trace)
 
     def _begin(self, spans: Spans, job: Job) -> object:
         task = job.dispatch
-        about: dict[str, str | int] = {
+        attributes: dict[str, str | int] = {
             "messaging.destination.name": task.queue,
             "messaging.message.id": to_text(task.id),
             "orchestrator.attempt": task.attempt,
         }
         if task.run_id is not None:
-            about["orchestrator.run.id"] = to_text(task.run_id)
+            attributes["orchestrator.run.id"] = to_text(task.run_id)
         job.span = spans.attempt(
-            task.trace, task.id, task.attempt, task.name, is_turn=task.is_turn_task, attributes=about
+            task.trace, task.id, task.attempt, task.name, is_turn=task.is_turn_task, attributes=attributes
         )
         job.trace = spans.trace_of(job.span)
         return spans.enter(job.span)
 
     def leave(self, job: Job, token: object) -> None:
-        """Have it belong to nothing any more."""
+        """Leave the trace context of an attempt."""
         if job.trace is not None:
             leave(token)
 
     def ended(self, job: Job, report: AttemptReport) -> None:
-        """End the span of an attempt whose end is being reported. It says what failed, and no text of that."""
+        """End the span of an attempt whose end is being reported. It has the type of an error, not its message."""
         span, job.span = job.span, None
         if span is None or self._spans is None:
             return

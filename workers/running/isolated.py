@@ -1,16 +1,16 @@
-"""Tasks in child processes that can be killed: `isolation="process"`, and tasks that took a worker down before.
+"""Runs tasks in child processes that can be killed: `isolation="process"`, and tasks whose earlier attempt was lost.
 
-A child runs one task at a time and is used again for the next; one that nobody has needed for a while is ended, since
-it holds as much memory as a worker process. The two talk over a pair of pipes:
+A child runs one task at a time and is reused. An idle child is ended after a while, since it holds as much memory as a
+worker process. Parent and child exchange messages over a pipe:
 
-    worker → child   [run, dispatch]                      worker ← child   [ready, None] once the application is loaded
-                     [handed, holders of keys] or [uncertain, why]         [begun, None] as the first word about a task
+    worker → child   [run, dispatch]                      worker ← child   [ready, None] when the app is loaded
+                     [handed, key holders] or [uncertain, why]             [begun, None] before the task's code
                      [page, page] or [gone, None]                          [enqueue, tasks]
                                                                            [page, number]
-                                                                           [mark | log | lines | leave, what it says]
+                                                                           [mark | log | lines | leave, content]
                                                                            [report, report]
 
-A task's time begins with `begun`. A child that ends before it has said so is no fault of the task.
+The timeout of a task starts with `begun`. If a child dies before `begun`, the task is not charged.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from orchestrator.workers.spec import WorkerSpec
 
 log = get_logger("worker")
 
-_KEPT_WARM = 30.0
-"""Seconds after which a child without work is ended."""
-_START_LIMIT = 300.0
-"""Seconds that a child may take to start and to import the application."""
-_STARTING = max(1, (os.cpu_count() or 1) // 2)
-"""Children of a worker process that start at the same time."""
-_START_AGAIN = 5.0
-"""Seconds before a task whose child could not start is tried again, perhaps elsewhere."""
-_LOOK = 0.05
-"""Seconds between two looks at whether a job that waits for a child is still wanted."""
-_DYING_TOGETHER = 0.1
-"""Seconds to outlive a child by, before its death is held against its task: all on this machine may be dying."""
+_IDLE_TIMEOUT = 30.0
+"""Seconds after which an idle child is ended."""
+_START_TIMEOUT = 300.0
+"""Seconds that a child may take to start and import the application."""
+_MAX_STARTING = max(1, (os.cpu_count() or 1) // 2)
+"""Children of a worker process that may start at the same time."""
+_RESTART_DELAY = 5.0
+"""Seconds before a task whose child could not start is dispatched again, perhaps to another worker."""
+_POLL_INTERVAL = 0.05
+"""Seconds between two checks of whether a job that waits for a child was interrupted."""
+_DEATH_PAUSE = 0.1
+"""Seconds to wait before reporting a dead child: if the whole machine is going down, the task must not be blamed."""
 
 
 class Isolation:
-    """Child processes for one worker process, started as they are needed and kept warm for a while."""
+    """The child processes of a worker process, started on demand and reused."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Isolation:
         outbox: Outbox,
         *,
         shard: str | None = None,
-        kept_warm: float = _KEPT_WARM,
-        start_limit: float = _START_LIMIT,
+        kept_warm: float = _IDLE_TIMEOUT,
+        start_limit: float = _START_TIMEOUT,
     ) -> None:
         self._spec = spec
         self._shard = shard
@@ -75,21 +75,21 @@ class Isolation:
         self._changed = threading.Condition(self._lock)
         self._starting = 0
         self._idle: list[_Child] = []
-        """The longest idle first; the last is the next to be used, so that those too many grow old."""
+        """Idle children, the longest idle first. The last is used first, so that superfluous ones time out."""
         self._retiring = False
 
     def run(self, job: Job, start_clock: Callable[[Job], None]) -> AttemptReport:
-        """Run a job in a child process; called in a thread that waits for it. Raises what it was interrupted with.
+        """Run a job in a child process, and wait for it. Raises the exception by which the job was interrupted.
 
         `start_clock` is called when the code of the task begins.
         """
         child = self._idle_child(job) or self._start()
-        # A soft timeout is raised by the child itself.
+        # The child raises a soft timeout itself.
         job.interruptible(lambda reason: None if reason is SoftTimeout else child.kill())
         try:
             self._wait_until_ready(child)
             child.send("run", encode(msgspec.structs.replace(job.dispatch, trace=job.trace)))
-            report = self._converse(child, job, start_clock)
+            report = self._serve(child, job, start_clock)
         except (EOFError, OSError) as error:
             return self._died(job, error, child)
         finally:
@@ -102,18 +102,18 @@ class Isolation:
         return report
 
     def _idle_child(self, job: Job) -> _Child | None:
-        """Return a child that waits for work; None if it is this job's turn to start one.
+        """Return an idle child, or None if this job may start one.
 
-        Only a few start at a time: they would take the processor from each other, and where tasks are short, the first
-        of them can do the work of all.
+        Only a few children start at a time. More would compete for the processor, and with short tasks the first child
+        can do the work of all.
         """
         while True:
             with self._changed:
                 if not self._idle:
-                    if self._starting < _STARTING:
+                    if self._starting < _MAX_STARTING:
                         self._starting += 1
                         return None
-                    self._changed.wait(_LOOK)
+                    self._changed.wait(_POLL_INTERVAL)
                     if job.interrupted_by is not None:
                         raise interruption(job, job.interrupted_by)
                     continue
@@ -143,17 +143,17 @@ class Isolation:
             self._changed.notify()
 
     def _is_worn(self, child: _Child) -> bool:
-        most, memory = self._spec.max_tasks_per_process, self._spec.max_memory
-        return (most is not None and child.runs >= most) or (memory is not None and child.memory() > memory)
+        max_tasks, memory = self._spec.max_tasks_per_process, self._spec.max_memory
+        return (max_tasks is not None and child.runs >= max_tasks) or (memory is not None and child.memory() > memory)
 
     def close(self) -> None:
-        """Stop the children that wait for work."""
+        """End the idle children."""
         with self._lock:
             for child in self._idle:
                 child.end()
 
     def _keep(self, child: _Child) -> None:
-        """Keep a child for the next job, and see that it is not kept for ever."""
+        """Keep a child for the next job, and start the thread that ends idle children."""
         child.idle_since = time.monotonic()
         with self._changed:
             self._idle.append(child)
@@ -164,39 +164,39 @@ class Isolation:
         threading.Thread(target=self._retire, name="retirement", daemon=True).start()
 
     def _retire(self) -> None:
-        """End children that have been idle for long, until none is idle."""
-        some_left = True
-        while some_left:
+        """End children that have been idle for too long, until none is idle."""
+        has_idle = True
+        while has_idle:
             threading.Event().wait(self._kept_warm / 2)
             too_long = time.monotonic() - self._kept_warm
             with self._lock:
                 retired = [child for child in self._idle if child.idle_since < too_long]
                 self._idle = [child for child in self._idle if child.idle_since >= too_long]
-                some_left = self._retiring = bool(self._idle)
+                has_idle = self._retiring = bool(self._idle)
             for child in retired:
                 child.end()
 
-    def _converse(self, child: _Child, job: Job, start_clock: Callable[[Job], None]) -> AttemptReport:
+    def _serve(self, child: _Child, job: Job, start_clock: Callable[[Job], None]) -> AttemptReport:
         while True:
-            word, data = child.receive()
-            if word == "report":
+            verb, data = child.receive()
+            if verb == "report":
                 return decode(list[EndReport], data)[0]
-            if word == "begun":
+            if verb == "begun":
                 start_clock(job)
-            elif word == "enqueue":
+            elif verb == "enqueue":
                 child.send(*self._hand_over(decode(list[NewTask], data)))
-            elif word == "page":
+            elif verb == "page":
                 page = self._outbox.page(job, decode(int, data))
                 child.send("gone" if page is None else "page", page or b"")
-            elif word == "mark":
+            elif verb == "mark":
                 self._outbox.mark(job.dispatch.id, decode(ProgressMark, data))
-            elif word == "log":
+            elif verb == "log":
                 job.label, line = decode(tuple[str, LogLine], data)
                 self._outbox.log(job, line)
-            elif word == "lines":
+            elif verb == "lines":
                 job.label, line = decode(tuple[str, LogLine], data)
                 self._outbox.log_lines(job, line)
-            elif word == "leave":
+            elif verb == "leave":
                 self._outbox.leave(job, data)
 
     def _hand_over(self, tasks: list[NewTask]) -> tuple[str, bytes]:
@@ -211,31 +211,31 @@ class Isolation:
         if reason is not None and reason is not SoftTimeout:
             raise interruption(job, reason)
         if job.starting:
-            why = str(error) or "it ended before it was ready"
-            log.error("task.process_not_started error=%s", why, extra=job.fields)
-            return Returned(dispatch.id, dispatch.attempt, "its process could not be started", _START_AGAIN)
-        threading.Event().wait(_DYING_TOGETHER)
-        why = f"{ending(code)} in process {child.pid} on {socket.gethostname()}{child.used()}"
-        text = f"The process of this attempt died: {why}."
+            reason_text = str(error) or "it ended before it was ready"
+            log.error("task.process_not_started error=%s", reason_text, extra=job.fields)
+            return Returned(dispatch.id, dispatch.attempt, "its process could not be started", _RESTART_DELAY)
+        threading.Event().wait(_DEATH_PAUSE)
+        reason_text = f"{ending(code)} in process {child.pid} on {socket.gethostname()}{child.memory_used()}"
+        text = f"The process of this attempt died: {reason_text}."
         self._outbox.log(job, LogLine(time.time(), dispatch.attempt, "error", text))
-        return Lost(dispatch.id, dispatch.attempt, alone=True, reason=why)
+        return Lost(dispatch.id, dispatch.attempt, alone=True, reason=reason_text)
 
 
 class _Child:
     def __init__(self, spec: WorkerSpec, shard: str | None) -> None:
-        ours, theirs = Pipe()
-        self._pipe = ours
+        parent_pipe, child_pipe = Pipe()
+        self._pipe = parent_pipe
         self.is_ready = False
         self.idle_since = 0.0
         self.runs = 0
-        os.set_inheritable(theirs.fileno(), True)
+        os.set_inheritable(child_pipe.fileno(), True)
         self._process = subprocess.Popen(
             [
                 sys.executable,
                 "-m",
                 "orchestrator.workers.running.isolated_child",
                 spec.app,
-                str(theirs.fileno()),
+                str(child_pipe.fileno()),
                 str(os.getpid()),
                 "database" if spec.database else "",
                 "hidden" if spec.commands else "",
@@ -244,10 +244,10 @@ class _Child:
                 shard or "",
                 *spec.allow,
             ],
-            pass_fds=[theirs.fileno()],
+            pass_fds=[child_pipe.fileno()],
             stdin=subprocess.DEVNULL,
         )
-        theirs.close()
+        child_pipe.close()
         self.pid = self._process.pid
         self._peak = 0
 
@@ -257,8 +257,8 @@ class _Child:
     def memory(self) -> int:
         return resident_memory(self._process.pid)
 
-    def send(self, word: str, data: bytes) -> None:
-        self._pipe.send_bytes(encode((word, data)))
+    def send(self, verb: str, data: bytes) -> None:
+        self._pipe.send_bytes(encode((verb, data)))
 
     def receive(self) -> tuple[str, bytes]:
         return decode(tuple[str, bytes], self._pipe.recv_bytes())
@@ -275,16 +275,16 @@ class _Child:
         self._process.kill()
 
     def end(self) -> int:
-        """Kill it, unless it has ended; return its exit code."""
+        """Kill the child unless it has ended. Return its exit code."""
         self._pipe.close()
         if self._process.returncode is None:
-            with suppress(ProcessLookupError, ChildProcessError):  # it was waited for meanwhile
-                os.kill(self.pid, signal.SIGKILL)  # `Popen.kill` would wait for it, and not learn what it has used
+            with suppress(ProcessLookupError, ChildProcessError):  # already waited for
+                os.kill(self.pid, signal.SIGKILL)  # `Popen.kill` would wait for the child and lose its resource usage
                 _, status, usage = os.wait4(self.pid, 0)
                 self._process.returncode = os.waitstatus_to_exitcode(status)
                 self._peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return self._process.wait()
 
-    def used(self) -> str:
-        """Say how much memory it has used, once it has ended, if that is known."""
+    def memory_used(self) -> str:
+        """Describe the peak memory of an ended child, if that is known."""
         return f", which used up to {format_memory(self._peak)} of memory" if self._peak else ""

@@ -27,41 +27,41 @@ from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
 from orchestrator.workers.running.turns import Turns
 
-_LOOK = 0.05
-"""Seconds between two looks at the turn of a workflow."""
+_CHECK_INTERVAL = 0.05
+"""Seconds between two checks of a workflow turn."""
 
 
 class _PipeOutbox:
-    """Passes everything on to the worker process."""
+    """Sends the requests of tasks to the worker process."""
 
     def __init__(self, pipe: Connection[Any, Any]) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
 
-    def send(self, word: str, data: bytes) -> None:
-        """Say one thing at a time, whichever of the task's threads says it; a fork has no say."""
+    def send(self, verb: str, data: bytes) -> None:
+        """Send a message. Any thread of the task may call this; in a fork, the message is ignored."""
         if is_fork():
             return
         with self._lock:
-            self._pipe.send_bytes(encode((word, data)))
+            self._pipe.send_bytes(encode((verb, data)))
 
-    def ask(self, word: str, data: bytes) -> tuple[str, bytes]:
-        """Say one thing, and wait for the answer."""
+    def ask(self, verb: str, data: bytes) -> tuple[str, bytes]:
+        """Send a request, and wait for the answer."""
         refuse_in_fork()
         with self._lock:
-            self._pipe.send_bytes(encode((word, data)))
+            self._pipe.send_bytes(encode((verb, data)))
             return decode(tuple[str, bytes], self._pipe.recv_bytes())
 
     def hand_over(self, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
-        word, data = self.ask("enqueue", encode(list(tasks)))
-        if word == "uncertain":
+        verb, data = self.ask("enqueue", encode(list(tasks)))
+        if verb == "uncertain":
             raise Uncertain(data.decode())
         return decode(dict[bytes, KeyHolder], data)
 
     def page(self, job: Job, number: int) -> bytes | None:
-        del job  # there is but one
-        word, page = self.ask("page", encode(number))
-        return page if word == "page" else None
+        del job  # the child runs one job at a time
+        verb, page = self.ask("page", encode(number))
+        return page if verb == "page" else None
 
     def mark(self, task: bytes, mark: ProgressMark) -> None:
         del task
@@ -81,12 +81,12 @@ class _PipeOutbox:
 def main(
     app: str, descriptor: int, database: bool, shard: str | None, allow: Sequence[str], *, is_hidden: bool = False
 ) -> None:
-    """Run tasks as they come, until the worker closes the pipe."""
-    # The worker decides when this process ends. Handlers, unlike SIG_IGN, are not inherited by what a task starts.
+    """Run tasks as they arrive, until the worker closes the pipe."""
+    # The worker decides when this process ends. Handlers, unlike SIG_IGN, are not inherited by subprocesses of tasks.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     pipe: Connection[Any, Any] = Connection(descriptor)
-    # Whatever a task starts must not keep the pipe open: the worker learns from its end that this process has died.
+    # Subprocesses of tasks must not keep the pipe open: the worker learns from its end that this process has died.
     os.set_inheritable(descriptor, False)
     watch_forks()
     on_fork(pipe.close)
@@ -101,12 +101,12 @@ def main(
     application._resources.start()
     runner = Runner(application, outbox, Allowed(application, allow), database=database)
     turn_timeout = load_settings().turn_timeout
-    spans = begin_tracing("worker")  # for those that tasks make: the worker makes those of attempts
+    spans = begin_tracing("worker")  # for spans that tasks create: the worker creates those of attempts
     outbox.send("ready", b"")
     while True:
         try:
             _, data = decode(tuple[str, bytes], pipe.recv_bytes())
-        except (EOFError, OSError):  # the second if it died with something unread
+        except (EOFError, OSError):  # OSError if the worker died with unread data
             return
         dispatch = decode(Dispatch, data)
         job = Job(dispatch, Bundle("", "", "", 1), 0, time.monotonic())
@@ -119,7 +119,7 @@ def main(
             leave(token)
         outbox.send("report", encode([report]))
         if spans is not None:
-            spans.flush(0.0)  # beside what comes next: when it has waited for that for long, it is killed
+            spans.flush(0.0)  # in the background: if the process is idle for long, it is killed
 
 
 def _run(runner: Runner, job: Job) -> AttemptReport:
@@ -130,25 +130,25 @@ def _run(runner: Runner, job: Job) -> AttemptReport:
     timer.start()
     try:
         return runner.run(job)
-    except SoftTimeout as late:  # arrived when the code had just ended
-        return runner.failures.failure(job, late)
+    except SoftTimeout as error:  # arrived when the code had just ended
+        return runner.failures.failure(job, error)
     finally:
         timer.cancel()
 
 
 def _watched(runner: Runner, job: Job, limit: float) -> AttemptReport:
-    """Run a turn of a workflow's code, and end it if that takes too long, as a worker process does with its own."""
-    turns, over = Turns(limit), threading.Event()
+    """Run a workflow turn, and stop it if it takes too long, as a worker process does with its own turns."""
+    turns, has_ended = Turns(limit), threading.Event()
 
     def keep_time() -> None:
-        while not over.wait(_LOOK):
+        while not has_ended.wait(_CHECK_INTERVAL):
             turns.check(runner.running(job), job, time.monotonic())
 
     threading.Thread(target=keep_time, name="turns", daemon=True).start()
     try:
         report = runner.run(job)
     finally:
-        over.set()
+        has_ended.set()
     return turns.verdict(job) or report
 
 

@@ -1,4 +1,4 @@
-"""One task that a worker process has received, on its way through the process."""
+"""A task that a worker process has received, on its way through the process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _lock = threading.Lock()
 
 
 class Stage(Enum):
-    """How far a job has come in this process."""
+    """The stage of a job in this process."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -38,12 +38,12 @@ class Stage(Enum):
 
 
 _WAITING, _RUNNING, _DONE = Stage
-"""By names of their own, which Python 3.11 finds three times as fast as members of an enumeration."""
+"""Module-level names, which Python 3.11 finds three times as fast as members of an enumeration."""
 
 
 @dataclass(slots=True, eq=False)
 class Bundle:
-    """A message: dropped from the stream when all its tasks have been reported."""
+    """A stream message. It is deleted when all its tasks have been reported."""
 
     generation: str
     queue: str
@@ -54,7 +54,7 @@ class Bundle:
 
 
 class Job(msgspec.Struct, eq=False):
-    """A received task. The first to move it on wins: its runner, the clock, a drain, or an order to stop."""
+    """A received task. The runner, the clock, a drain or an order to stop may change its stage; the first one wins."""
 
     dispatch: Dispatch
     bundle: Bundle
@@ -62,58 +62,58 @@ class Job(msgspec.Struct, eq=False):
     received_at: float
     options: TaskOptions = DEFAULT_OPTIONS
     is_isolated: bool = False
-    """It runs in a process of its own."""
+    """Whether the job runs in a process of its own."""
     is_turn: bool = False
-    """It is a turn of a workflow's code."""
+    """Whether the job is a turn of a workflow's code."""
     label: str = ""
-    """How the lines that it says name it: the task, or the step of a workflow with its place in a fan-out."""
+    """Name of the job in its stored log lines: the task, or the workflow step with its index in a fan-out."""
     trace: str | None = None
-    """The span that its code belongs to, as a traceparent: its own, where this process makes spans."""
+    """Trace context of the job's code as a traceparent: the job's own span, if this process exports spans."""
     next_turn: int = 0
-    """The turn that follows its success, while its code runs."""
+    """Number of the workflow turn that follows the job's success, while the turn runs."""
     on_loop: bool = False
-    """It runs on the event loop."""
+    """Whether the job runs on the event loop."""
     stage: Stage = _WAITING
     started_at: float = 0.0
     starting: bool = False
-    """It waits for a process of its own: its code has not begun, and its time does not run."""
+    """Whether the job waits for a process of its own: its code has not begun, and its timeout has not started."""
     deadline: float | None = None
     soft_deadline: float | None = None
     announced: bool = False
     applied: bool = False
-    """Its report is in Postgres; kept for a job that lingers."""
+    """Whether the job's report is in Postgres; kept for a job that lingers."""
     lingers: bool = False
-    """Its end has been reported, but its code has not ended."""
+    """Whether the job's end has been reported although its code has not ended."""
     interrupted_by: type[BaseException] | None = None
     interrupted_at: float = 0.0
     interrupt: Callable[[type[BaseException]], object] | None = None
-    """How the running code is interrupted; set by what runs it."""
+    """Interrupts the running code; set by the code's runner."""
     thread: int = 0
-    """The thread in which it was said how."""
+    """The thread that has set `interrupt`."""
     step: dict[str, Any] = {}
     """For a step of a workflow: workflow, step, index and count."""
     has_lines: bool = False
-    """It has said something that is kept."""
+    """Whether the job has log lines to store."""
     secrets: tuple[str, ...] = ()
-    """Texts of its arguments that are hidden."""
+    """Secret texts in the arguments, which are redacted."""
     counter: int = 0
     children: list[NewTask] = []
     noted: bytes | None = None
-    """Details for the next attempt that have not been sent."""
+    """The note for the next attempt, if it has not been sent."""
     committing: bool = False
-    """Its transaction commits now: an order to stop comes too late, and waits for its end."""
+    """Whether the job's transaction is committing: an order to stop waits until the commit has ended."""
     transaction: TaskTransaction | None = None
-    """The transaction that will complete it, while that is open."""
+    """The open transaction that will complete the job."""
     result: bytes = b""
-    """The completion that the transaction will record."""
+    """The result that the transaction will record."""
     span: Any = None
-    """Its span, from when it begins until its end is reported."""
+    """The span of the job, from its begin until its end is reported."""
     output: Output | None = None
-    """Where it writes its result, if it has asked for that."""
+    """The file that becomes the job's result, if the task has opened one."""
     store_failure: BaseException | None = None
-    """Why its output could not be written, which is no fault of its code."""
+    """The error of the payload store because of which the output could not be written."""
     completion: bytes | None = None
-    """The result that its transaction has recorded: it has succeeded, whatever its code does now."""
+    """The result that the job's transaction has recorded. The job has then succeeded, whatever its code does."""
     _fields: tuple[str | None, dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
@@ -126,7 +126,7 @@ class Job(msgspec.Struct, eq=False):
         self.trace = dispatch.trace
 
     def set_step(self, step: dict[str, Any]) -> None:
-        """Know which step of a workflow it is."""
+        """Record which workflow step the job is."""
         self.step = step
         self.label = step.get("step", self.label)
         if step.get("count") is not None:
@@ -134,16 +134,16 @@ class Job(msgspec.Struct, eq=False):
 
     @property
     def is_placed(self) -> bool:
-        """Say whether it was sent to this worker alone: few others know it, or it is a turn of code."""
+        """Whether the job is a task that was sent only to this worker. Workflow turns do not count."""
         return is_private(self.bundle.queue) and not self.is_turn
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of a log line about it (`log_format.TASK_FIELDS`)."""
-        known = self._fields
-        if known is None or known[0] is not self.trace:
-            known = self._fields = self.trace, self._make_fields()
-        return known[1]
+        """The fields of log lines about the job (`log_format.TASK_FIELDS`)."""
+        cached = self._fields
+        if cached is None or cached[0] is not self.trace:
+            cached = self._fields = self.trace, self._make_fields()
+        return cached[1]
 
     def _make_fields(self) -> dict[str, Any]:
         task = self.dispatch
@@ -152,7 +152,7 @@ class Job(msgspec.Struct, eq=False):
         return fields if self.trace is None else fields | fields_of(self.trace)
 
     def begin(self, now: float, *, starting: bool = False) -> bool:
-        """Take the job to run it; False if it was given back or revoked in the meantime."""
+        """Claim the job for running. Return False if it was handed back or revoked meanwhile."""
         with _lock:
             if self.stage is not _WAITING:
                 return False
@@ -165,7 +165,7 @@ class Job(msgspec.Struct, eq=False):
             return True
 
     def start_clock(self, now: float) -> None:
-        """Its code begins now, in the process that it has waited for."""
+        """Start the timeout of an isolated job: its code begins now."""
         with _lock:
             self.starting = False
             self._start_clock(now)
@@ -178,7 +178,7 @@ class Job(msgspec.Struct, eq=False):
             self.soft_deadline = now + self.options.soft_timeout
 
     def take_back(self) -> bool:
-        """Take the job away before it has begun."""
+        """Claim the job for handing it back. Return False if it has begun."""
         with _lock:
             if self.stage is not _WAITING:
                 return False
@@ -186,7 +186,7 @@ class Job(msgspec.Struct, eq=False):
             return True
 
     def finish(self, *, lingers: bool = False) -> bool:
-        """Claim the right to report the end of the run, of which the code may linger; False if someone else has."""
+        """Claim the right to report the job's end. Return False if it is taken. With `lingers`, the code goes on."""
         with _lock:
             if self.stage is not _RUNNING:
                 return False
@@ -195,7 +195,7 @@ class Job(msgspec.Struct, eq=False):
             return True
 
     def stop_with(self, reason: type[BaseException], now: float) -> None:
-        """Interrupt the running code with an exception of this type; once is enough."""
+        """Interrupt the running code with an exception of this type, once."""
         with _lock:
             if self.stage is not _RUNNING or self.interrupted_by not in (None, SoftTimeout):
                 return
@@ -205,7 +205,7 @@ class Job(msgspec.Struct, eq=False):
                 self.interrupt(reason)
 
     def warn(self) -> None:
-        """Raise SoftTimeout in the running code, once; it may go on."""
+        """Raise SoftTimeout in the running code, once. The code may go on."""
         with _lock:
             self.soft_deadline = None
             if self.stage is _RUNNING and self.interrupted_by is None:
@@ -214,28 +214,28 @@ class Job(msgspec.Struct, eq=False):
                     self.interrupt(SoftTimeout)
 
     def interruptible(self, interrupt: Callable[[type[BaseException]], object]) -> None:
-        """Say how the code that begins now is interrupted. If someone has wanted that already, it happens at once."""
+        """Set how the code that begins now is interrupted. If it was interrupted before, interrupt it at once."""
         with _lock:
             self.interrupt, self.thread = interrupt, threading.get_ident()
             if self.interrupted_by is not None:
                 interrupt(self.interrupted_by)
 
     def uninterruptible(self) -> None:
-        """From now on nothing is interrupted: the code has ended, and what follows is ours."""
+        """End interruptions: the task's code has ended, and what follows is the worker's own."""
         if self.interrupt is None:
             return
         with _lock:
             self.interrupt = None
 
     def may_complete(self) -> bool:
-        """Say whether it runs and need not stop; a soft timeout is only a request."""
+        """Return whether the job is running and was not ordered to stop. A soft timeout is no such order."""
         return self.stage is _RUNNING and self.interrupted_by in (None, SoftTimeout)
 
     @contextmanager
     def commit(self) -> Iterator[bool]:
-        """Claim the right to commit: False if it has ended or must stop.
+        """Claim the right to commit a transaction. Yield False if the job has ended or must stop.
 
-        An interruption that comes meanwhile arrives after the commit, never between the commit and its record here.
+        An interruption that arrives meanwhile is delivered after the commit, never between the commit and its record.
         """
         with _lock:
             self.committing = self.may_complete()
@@ -249,52 +249,52 @@ class Job(msgspec.Struct, eq=False):
                     self.interrupt(self.interrupted_by)
 
     def outlives_stop(self, now: float, grace: float) -> bool:
-        """Say whether the running code was interrupted more than `grace` seconds ago."""
+        """Return whether the code still runs `grace` seconds after it was interrupted."""
         stopped = self.interrupted_by is not None and self.interrupted_by is not SoftTimeout
         return stopped and now > self.interrupted_at + grace
 
 
-# -- the jobs that a worker process has received, how fast they end, and how many more it may receive
+# -- the received jobs of a worker process: their throughput, and the room for more
 
-_MEMORY = 0.5
-"""Seconds that make up most of how full this process has been of late."""
+_LOAD_WINDOW = 0.5
+"""Time constant of the load average in seconds."""
 
 
 class Pace:
-    """Averages over the last looks."""
+    """Averages of the load and throughput of a process."""
 
-    def __init__(self, concurrency: int, least: float) -> None:
+    def __init__(self, concurrency: int, min_interval: float) -> None:
         self._concurrency = concurrency
-        self._least = least
-        """Seconds between two looks, at least."""
-        self._looked_at = self._measured_at = time.monotonic()
-        self._full = 0.0
-        """The part of the slots that was taken at the last look."""
+        self._min_interval = min_interval
+        """Seconds between two measurements of the rate, at least."""
+        self._checked_at = self._measured_at = time.monotonic()
+        self._used = 0.0
+        """Share of the slots that were in use at the last measurement."""
         self.load = 0.0
-        """How full this process has been of late: 1 where every slot was taken."""
+        """Recent share of used slots: 1 if all slots were in use."""
         self.rate = 0.0
-        """Tasks that have ended in a second."""
+        """Tasks that end per second."""
         self.finished = 0
-        """Tasks that have ended since the last look."""
+        """Tasks that have ended since the last measurement."""
 
     def measure(self, now: float, jobs: int) -> None:
-        """Look at how many jobs are here."""
-        self.load = self._full + (self.load - self._full) * math.exp((self._looked_at - now) / _MEMORY)
-        self._full, self._looked_at = min(1.0, jobs / self._concurrency), now
+        """Update the averages with the current number of jobs."""
+        self.load = self._used + (self.load - self._used) * math.exp((self._checked_at - now) / _LOAD_WINDOW)
+        self._used, self._checked_at = min(1.0, jobs / self._concurrency), now
         elapsed = now - self._measured_at
-        if elapsed >= self._least:
+        if elapsed >= self._min_interval:
             self.rate = 0.5 * self.rate + 0.5 * self.finished / elapsed
             self.finished = 0
             self._measured_at = now
 
 
-LOOK = 0.05
-"""Seconds between two looks at the clock while anything is here."""
+CHECK_INTERVAL = 0.05
+"""Seconds between two checks of running jobs."""
 
-_AHEAD = 0.02
+_READ_AHEAD = 0.02
 """Seconds of work that may be received ahead of free slots."""
-_LEAST_READ = 0.7
-"""Share of that for which one reads again: each read costs as much as some tasks."""
+_MIN_READ_SHARE = 0.7
+"""Share of the read-ahead that must be free before the next read: each read costs as much as some tasks."""
 
 
 class ReceivedJobs:
@@ -304,23 +304,23 @@ class ReceivedJobs:
         self._concurrency = concurrency
         self._held = held
         self.jobs: dict[int, Job] = {}
-        """By the id of the object."""
+        """Jobs by the id of the object."""
         self.freed = threading.Event()
-        """There may be room."""
+        """Set when there may be room for more jobs."""
         self.ended = 0
-        """How many jobs have run to their end in this very process."""
-        self.pace = Pace(concurrency, LOOK)
+        """Number of jobs that have run to their end in this process, not in a child."""
+        self.pace = Pace(concurrency, CHECK_INTERVAL)
 
     def room(self) -> int:
-        """Return how many tasks may be received now: free slots, and what is finished in the next 20 ms."""
+        """Return how many tasks may be received now: the free slots, and the tasks that end within the next 20 ms."""
         return min(self._concurrency + self._ahead() - len(self.jobs), self._held.room)
 
     def _ahead(self) -> int:
-        return min(500, int(self.pace.rate * _AHEAD))
+        return min(500, int(self.pace.rate * _READ_AHEAD))
 
     def _is_worth_a_read(self) -> bool:
-        """Say whether there is room, and not only for a few of the many tasks that are received ahead."""
-        return self.room() > self._ahead() * _LEAST_READ
+        """Return whether there is room for enough tasks to make a read worth its cost."""
+        return self.room() > self._ahead() * _MIN_READ_SHARE
 
     def wait_for_room(self, timeout: float) -> int:
         if not self._is_worth_a_read():
@@ -329,35 +329,35 @@ class ReceivedJobs:
                 self.freed.wait(timeout)
         return max(0, self.room())
 
-    def among(self, wanted: set[tuple[bytes, int]]) -> list[Job]:
-        """Return those of these attempts that are here."""
-        return [job for job in self.snapshot() if (job.dispatch.id, job.dispatch.attempt) in wanted]
+    def among(self, attempts: set[tuple[bytes, int]]) -> list[Job]:
+        """Return the jobs of these attempts."""
+        return [job for job in self.snapshot() if (job.dispatch.id, job.dispatch.attempt) in attempts]
 
     def snapshot(self) -> list[Job]:
-        """Return what waits or runs here."""
+        """Return all jobs that wait or run."""
         return list(self.jobs.values())
 
     def remove(self, job: Job) -> None:
-        """Let go of a job whose code has ended, or that was handed back."""
+        """Remove a job whose code has ended, or that was handed back."""
         self.jobs.pop(id(job), None)
         self.pace.finished += 1
-        # A waiting thread has cleared it before its last look; it would wait again for more than this one place.
+        # Wake the waiting thread only for more than a single slot: it has cleared the event before its last check.
         if not self.freed.is_set() and (not self.jobs or self._is_worth_a_read()):
             self.freed.set()
 
     def wait_until_idle(self, timeout: float) -> bool:
-        """Wait until nothing is left here but code that does not end."""
+        """Wait until all jobs have ended, except those that linger."""
         deadline = time.monotonic() + timeout
         while any(not job.lingers for job in self.snapshot()):
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 return False
             self.freed.clear()
             if any(not job.lingers for job in self.snapshot()):
-                self.freed.wait(min(left, 1.0))
+                self.freed.wait(min(remaining, 1.0))
         return True
 
     @property
     def used(self) -> int:
-        """Return how many tasks this process has run or received to run; child processes count their own."""
+        """The number of tasks that this process has run or received to run, without those in child processes."""
         return self.ended + sum(not job.is_isolated for job in self.snapshot())

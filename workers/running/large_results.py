@@ -1,7 +1,7 @@
-"""What a task returns or writes, and what a turn commands: if it is too large for a report, it is stored first.
+"""Stores values that are too large for a report: results of tasks and values in commands of workflow turns.
 
-The object is there before the report that names it is sent. If this process dies in between, no row ever names it, and
-the collector finds it: the next attempt writes another.
+An object is written before the report that refers to it is sent. If the process dies in between, no row refers to the
+object, and the collector deletes it; the next attempt writes another.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from orchestrator.workers.running.job import Job
 log = get_logger("worker")
 
 T = TypeVar("T")
-_PATIENCE = 300.0
-"""Seconds for which a result waits for a store that does not answer; then its task is handed back."""
-_PATIENCE_OF_TURNS = 20.0
-"""The same for a turn, which costs little to take again, and is watched by a clock."""
+_STORE_TIMEOUT = 300.0
+"""Seconds that a result waits for a store that does not answer. Then the task is handed back."""
+_TURN_STORE_TIMEOUT = 20.0
+"""Seconds that a workflow turn waits for the store: a turn costs little to repeat, and its time is limited."""
 
 
 class LargeResults:
-    """Keeps the results of one worker process that are large."""
+    """Stores the large results of a worker process."""
 
     def __init__(self, settings: Settings) -> None:
         self._store: PayloadStore | None = store_of(settings)
@@ -49,41 +49,41 @@ class LargeResults:
         self._outage = Outage(log, "the payload store", "large results wait")
         self.limit = settings.largest_value
 
-    def are_large(self, report: AttemptReport) -> bool:
-        """Say whether a report has a result that leaves it."""
+    def is_large(self, report: AttemptReport) -> bool:
+        """Return whether a report has a result that must go to the store."""
         return self._store is not None and isinstance(report, Succeeded) and len(report.result) > self._inline
 
-    def left(self, job: Job, report: AttemptReport) -> AttemptReport:
-        """Return a report with its result in the store, if that is large."""
-        if not self.are_large(report) or not isinstance(report, Succeeded) or report.result == job.completion:
+    def store(self, job: Job, report: AttemptReport) -> AttemptReport:
+        """Return the report, with a large result moved to the store."""
+        if not self.is_large(report) or not isinstance(report, Succeeded) or report.result == job.completion:
             return report
-        return replace(report, result=self.keep(job, report.result))
+        return replace(report, result=self.store_if_large(job, report.result))
 
-    def keep(self, job: Job, data: bytes) -> bytes:
-        """Return an encoded result, or what stands for it once it is stored; wait for a store that is away."""
+    def store_if_large(self, job: Job, data: bytes) -> bytes:
+        """Store an encoded result if it is large. Return the result or its reference. Wait for a store that is down."""
         store, task = self._store, job.dispatch
         if store is None or len(data) <= self._inline:
             return data
-        return self._patiently(job, lambda: store.result(data, task.id, task.run_id, task.attempt))
+        return self._retry(job, lambda: store.result(data, task.id, task.run_id, task.attempt))
 
-    def left_turn(self, job: Job, report: Activated) -> Activated:
-        """Return the report of a turn with what is large of its commands in the store."""
+    def store_turn(self, job: Job, report: Activated) -> Activated:
+        """Return the report of a turn, with large values of its commands moved to the store."""
         store, task = self._store, job.dispatch
         if store is None or all(command_size(command) <= self._inline for command in report.commands):
             return report
-        left = [
-            self._patiently(job, partial(_left_command, command, store, task.id, task.attempt), _PATIENCE_OF_TURNS)
+        stored = [
+            self._retry(job, partial(_stored_command, command, store, task.id, task.attempt), _TURN_STORE_TIMEOUT)
             for command in report.commands
         ]
-        return replace(report, commands=left)
+        return replace(report, commands=stored)
 
-    def _patiently(self, job: Job, write: Callable[[], T], patience: float = _PATIENCE) -> T:
-        """Write into the store; wait for one that is away."""
-        give_up_at = time.monotonic() + patience
+    def _retry(self, job: Job, write: Callable[[], T], timeout: float = _STORE_TIMEOUT) -> T:
+        """Call `write`, and retry while the store is down, until `timeout` seconds have passed."""
+        give_up_at = time.monotonic() + timeout
         pause = 0.1
         while True:
             try:
-                kept = write()
+                result = write()
             except Unavailable as error:
                 self._outage.failed(str(error))
                 if time.monotonic() > give_up_at or job.interrupted_by is not None:
@@ -92,7 +92,7 @@ class LargeResults:
                 pause = min(2 * pause, 5.0)
             else:
                 self._outage.worked()
-                return kept
+                return result
 
     def open_output(self, job: Job) -> Output:
         """Return a file whose bytes become the result of a job."""
@@ -111,9 +111,9 @@ class LargeResults:
         return job.output
 
     def _write_output(self, job: Job, write: Callable[[], None]) -> None:
-        """Write some of what becomes the result; wait for a store that is away, but not on the event loop."""
+        """Write a part of the output. Wait for a store that is down, unless on the event loop."""
         try:
-            self._patiently(job, write, 0.0 if job.on_loop else _PATIENCE)
+            self._retry(job, write, 0.0 if job.on_loop else _STORE_TIMEOUT)
         except Unavailable as error:
             job.store_failure = error
             raise
@@ -127,20 +127,20 @@ def _too_large(name: str, size: int, limit: int) -> PayloadError:
 
 
 def read_events(activation: Activation) -> Activation:
-    """Return an activation whose stored values have been read: the code of a workflow must not meet an outage."""
+    """Return an activation with its stored values read in advance: the workflow's code must not meet an outage."""
     return replace(activation, events=[read_event(event) for event in activation.events])
 
 
-async def in_thread(ask: Callable[[], T]) -> T:
-    """Read or write in a thread, while the event loop goes on.
+async def in_thread(call: Callable[[], T]) -> T:
+    """Call a function in a thread, while the event loop goes on.
 
-    What it raises has no frames of the libraries in between: by its frames an error is known to be the task's own.
+    Its error is raised without traceback: library frames would make it look like an error of the task's own code.
     """
 
     def attempt() -> tuple[T | None, BaseException | None]:
         try:
-            return ask(), None
-        except BaseException as error:  # noqa: BLE001  # it is raised on the loop
+            return call(), None
+        except BaseException as error:  # noqa: BLE001  # raised again on the loop
             return None, error
 
     value, error = await asyncio.to_thread(attempt)
@@ -150,7 +150,7 @@ async def in_thread(ask: Callable[[], T]) -> T:
 
 
 def finished_output(job: Job, value: object) -> bytes:
-    """Return what a job has written as its encoded result."""
+    """Return the output that a job has written, as its encoded result."""
     assert job.output is not None
     if value is not None:
         raise PayloadError(
@@ -160,12 +160,12 @@ def finished_output(job: Job, value: object) -> bytes:
     return job.output.finish()
 
 
-def _left_command(command: Command, store: PayloadStore, run: bytes, attempt: int) -> Command:
-    """Return a command with its value in the store, if that is large; values that people see stay.
+def _stored_command(command: Command, store: PayloadStore, run: bytes, attempt: int) -> Command:
+    """Return a command with its large value moved to the store. Values shown to people stay in the command.
 
-    Each value belongs to its receiver: the arguments of a child or a successor to that run, a signal to the run that
-    gets it, and all else to the run itself. The result belongs to the attempt, like the result of a task: if another
-    attempt follows, nothing refers to it.
+    Each value belongs to its receiver: arguments to the child or successor run, a signal to the run that gets it,
+    others to the run itself. A result belongs to the attempt, as for a task: if another attempt follows, nothing refers
+    to it.
     """
     match command:
         case commands.ScheduleTask(task=task):

@@ -1,4 +1,4 @@
-"""Everything that a worker process is running, and what runs it."""
+"""The pool of a worker process: runs jobs and watches their time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from orchestrator.workers.running.delivery import DELIVERY, stack_of
 from orchestrator.workers.running.failures import retries_timeouts
 from orchestrator.workers.running.hooks import AttemptSpans
 from orchestrator.workers.running.isolated import Isolation
-from orchestrator.workers.running.job import LOOK, Job, ReceivedJobs, Stage
+from orchestrator.workers.running.job import CHECK_INTERVAL, Job, ReceivedJobs, Stage
 from orchestrator.workers.running.large_results import in_thread
 from orchestrator.workers.running.runner import Runner
 from orchestrator.workers.running.standstill import BLOCKED_FOR, Standstill
@@ -35,11 +35,11 @@ from orchestrator.workers.running.turns import Turns
 log = get_logger("worker")
 
 _ANNOUNCE_AFTER = 0.05
-"""Seconds after which a run is worth a report of its own; most tasks have ended by then."""
-_LATEST = 0.005
-"""Seconds in which reports of short tasks gather, while one is run after another."""
-_IDLE_LOOK = 1.0
-"""Seconds between two looks while nothing is here: the parent wants to see that the clock ticks."""
+"""Seconds after which a running task is reported as started; most tasks have ended by then."""
+_MAX_BATCH_DELAY = 0.005
+"""Seconds that reports of short tasks are batched, while tasks run one after another."""
+_IDLE_INTERVAL = 1.0
+"""Seconds between two beats of an idle process, which show the parent that its clock thread runs."""
 _INTERRUPTIONS = (SoftTimeout, TaskTimeout, TaskAborted, EndTurn)
 
 
@@ -47,7 +47,7 @@ class Pool:
     """Runs jobs, watches their time, and reports how they end.
 
     `on_stuck` is called with the name of a task whose code did not stop, `on_standstill` with the reason why the event
-    loop runs no more.
+    loop is blocked.
     """
 
     def __init__(
@@ -77,21 +77,21 @@ class Pool:
         self._turns = Turns(turn_timeout)
         self._spans = spans or AttemptSpans()
         self.driver: Driver | None = None
-        """Watches executions outside this process, if there are any."""
+        """Watches executions outside this process; None if the process has no driver."""
         self._threads = Threads(concurrency, self._run)
         self._coroutines = Coroutines(self._run_async)
         self.standstill = Standstill(self._coroutines, held, on_standstill, blocked_for)
         self.received = ReceivedJobs(concurrency, held)
         self.task_log = TaskLog()
         self._busy = threading.Event()
-        self._heard_until = 0.0
-        """Until when the last sign of life of the parent that was looked at lasts."""
+        self._parent_alive_until = 0.0
+        """Time until which the parent's last known heartbeat is valid (monotonic clock)."""
         self._sent_at = 0.0
 
     def start(self) -> None:
-        """Begin to watch the time, in a thread of its own.
+        """Start the thread that watches the time.
 
-        The first beat is here: the very first task may keep the interpreter from that thread for ever.
+        Write the first beat here: the first task may keep the interpreter from that thread for ever.
         """
         self._held.beat(time.monotonic(), self.received.pace.load)
         start_critical_thread("timekeeper", self._keep_time)
@@ -105,8 +105,8 @@ class Pool:
             self._busy.set()
         on_loop: list[Job] = []
         for job in jobs:
-            if not job.is_turn and not self._runner.has(job):
-                self._held.mark_begun(job.slot)  # what is imported to find it may end the process
+            if not job.is_turn and not self._runner.is_registered(job):
+                self._held.mark_begun(job.slot)  # importing its function may end the process
             task = None if job.is_turn else self._runner.find(job)
             if task is not None and task._is_async and not job.is_isolated:
                 job.on_loop = True
@@ -117,38 +117,38 @@ class Pool:
             self._coroutines.submit(on_loop)
 
     def execute(self, jobs: Sequence[Job]) -> None:
-        """Have these done by their executors, as far as there is room."""
+        """Pass executions to the driver, and hand back those for which it has no room."""
         driver = self.driver
-        taken: list[Job] = []
+        accepted: list[Job] = []
         for job in jobs:
-            if driver is not None and driver.room > 0 and not self.is_unheard():
+            if driver is not None and driver.room > 0 and not self.is_parent_silent():
                 self._held.mark_begun(job.slot)
                 driver.accept(job)
-                taken.append(job)
+                accepted.append(job)
             elif job.take_back():
                 reason = "no room for executions" if driver is None or driver.room <= 0 else "it cannot be heard"
                 self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason), job)
-        self.task_log.received(taken)
-        self._held.show_executing(0 if driver is None else len(driver))
-        self._coroutines.submit(taken)
+        self.task_log.received(accepted)
+        self._held.write_executing(0 if driver is None else len(driver))
+        self._coroutines.submit(accepted)
 
     # -- running
 
     def _run(self, job: Job, is_quick: bool = False) -> float:
-        """Run a job in the current thread; return how long it took.
+        """Run a job in the current thread. Return how many seconds it took.
 
-        The reports of short jobs go together, sent by this thread before it has nothing to run.
+        Reports of short jobs are batched. This thread sends them before it becomes idle.
         """
         if not self._begin(job):
             return 0.0
-        is_traced = job.trace is not None or self._spans.makes_any
+        is_traced = job.trace is not None or self._spans.exports
         token = self._spans.begin(job) if is_traced else None
         try:
             if job.is_isolated:
                 report = self._isolation.run(job, self._start_clock)
             else:
                 report = self._runner.run(job)
-        except _INTERRUPTIONS as reason:  # its process was killed, or the code had just ended
+        except _INTERRUPTIONS as reason:  # its child process was killed, or the code had just ended
             job.uninterruptible()
             report = self._runner.failures.failure(job, reason.with_traceback(None))
         turn = None if job.dispatch.run_id is None or is_traced else self._follow(job, report)
@@ -157,7 +157,7 @@ class Pool:
         self._end(job, report, turn, later=sends_itself)
         if is_traced:
             self._spans.leave(job, token)
-        if sends_itself and not (is_quick and self._threads.backlog and now < self._sent_at + _LATEST):
+        if sends_itself and not (is_quick and self._threads.backlog and now < self._sent_at + _MAX_BATCH_DELAY):
             self._sent_at = now
             self._reporter.send()
         return now - job.started_at
@@ -173,18 +173,18 @@ class Pool:
             self._end(job, report, turn)
             self._spans.leave(job, token)
 
-    def is_unheard(self) -> bool:
-        """Say whether heartbeats of this process have failed for so long that others may have its attempts."""
-        return self._is_unheard(time.monotonic())
+    def is_parent_silent(self) -> bool:
+        """Return whether the parent has sent no heartbeat for so long that other workers may have the attempts."""
+        return self._is_parent_silent(time.monotonic())
 
-    def _is_unheard(self, now: float) -> bool:
-        left = self._ttl - self._held.unheard(now)
-        self._heard_until = now + left
-        return left < 0
+    def _is_parent_silent(self, now: float) -> bool:
+        remaining = self._ttl - self._held.parent_silence(now)
+        self._parent_alive_until = now + remaining
+        return remaining < 0
 
     def _begin(self, job: Job) -> bool:
         now = time.monotonic()
-        if now > self._heard_until and self._is_unheard(now):
+        if now > self._parent_alive_until and self._is_parent_silent(now):
             self._hand_back(job, "its worker cannot be heard")
             return False
         if not job.begin(now, starting=job.is_isolated):
@@ -193,13 +193,14 @@ class Pool:
         if job.deadline is not None:
             self._limit(job)
         elif job.is_turn and not job.is_isolated:
-            self._held.show_turn(job.slot, threading.get_native_id())
+            self._held.mark_turn(job.slot, threading.get_native_id())
         if job.options is not DEFAULT_OPTIONS:
-            self._announce_rated(job, now)
+            self._announce_if_rated(job, now)
         return True
 
-    def _announce_rated(self, job: Job, now: float) -> None:
-        """Say at once that a task with a rate has begun, once its code does: the leader waits for it with others."""
+    def _announce_if_rated(self, job: Job, now: float) -> None:
+        """Report at once that a task with a rate limit has begun: until then, the leader holds back others of that
+        rate."""
         options = job.options
         if not job.starting and (options.rate is not None or options.total_rate is not None):
             self._announce(job, now)
@@ -212,21 +213,21 @@ class Pool:
         now = time.monotonic()
         job.start_clock(now)
         self._limit(job)
-        self._announce_rated(job, now)
+        self._announce_if_rated(job, now)
 
     def _limit(self, job: Job) -> None:
         if job.deadline is not None and job.options.timeout is not None:
             self._held.limit(job.slot, job.deadline, job.options.timeout, retryable=retries_timeouts(job))
 
     def _follow(self, job: Job, report: AttemptReport) -> Activated | None:
-        """Take the turn that follows the success of a job, if its run is here. The time of the job is not used up."""
+        """Run the turn that follows the success of a job, if its workflow is here, outside of the job's timeout."""
         if not self._runner.may_follow(job, report):
             return None
         if job.deadline is not None:
             self._held.unlimit(job.slot)
             job.deadline = job.soft_deadline = None
         turn = self._runner.follow(job, report)
-        self._turns.verdict(job)  # if it took too long, so does the turn that the leader sends
+        self._turns.verdict(job)  # dropped: if the turn took too long, the leader's activation will, too
         return turn
 
     def _end(self, job: Job, report: AttemptReport, turn: Activated | None = None, *, later: bool = False) -> None:
@@ -255,30 +256,30 @@ class Pool:
 
     def _keep_time(self) -> None:
         while True:
-            self._busy.wait(_IDLE_LOOK)
+            self._busy.wait(_IDLE_INTERVAL)
             now = time.monotonic()
             self._held.beat(now, self.received.pace.load)
             if self.driver is not None:
-                self._held.show_executing(len(self.driver))
+                self._held.write_executing(len(self.driver))
             self.task_log.flush_due(now)
-            DELIVERY.look()
+            DELIVERY.deliver_pending()
             if not self.received.jobs:
                 self._busy.clear()
-                self._held.show_running(0)
-                self.standstill.rest()
+                self._held.write_running(0)
+                self.standstill.reset()
                 if self.received.jobs:
                     self._busy.set()
                 self.received.pace.measure(now, 0)
                 continue
             self._check_all(now)
-            threading.Event().wait(LOOK)
+            threading.Event().wait(CHECK_INTERVAL)
 
     def _check_all(self, now: float) -> None:
         running = 0
         stale = False
         waiting: list[Job] = []
         jobs = self.received.snapshot()
-        self.standstill.look(now)
+        self.standstill.check(now)
         for job in jobs:
             if job.stage is Stage.RUNNING:
                 running += 1
@@ -292,16 +293,15 @@ class Pool:
                     stale = True
                     self._hand_back(job, "no free slot")
         if waiting:
-            self._send_away(waiting, now)
-        self._held.show_running(running)
+            self._hand_back_loop_jobs(waiting, now)
+        self._held.write_running(running)
         if not stale:
             self._threads.relieve()
-        self._reporter.hurry()
+        self._reporter.wake()
         self.received.pace.measure(now, len(jobs))
 
-    def _send_away(self, jobs: Sequence[Job], now: float) -> None:
-        """Hand back the jobs that wait for the event loop, but for one that only this worker takes, if that leaves a
-        slot."""
+    def _hand_back_loop_jobs(self, jobs: Sequence[Job], now: float) -> None:
+        """Hand back the jobs that wait for the event loop. Keep one that only this worker takes, if a slot is free."""
         has_room = len(self.received.jobs) - len(jobs) + 1 < self.concurrency
         for job in jobs:
             task = job.dispatch.id
@@ -326,16 +326,16 @@ class Pool:
             self._give_up(job)
 
     def _give_up(self, job: Job) -> None:
-        """End an attempt whose code does not end. It stays in the table of what is held until the code has."""
+        """End an attempt whose code does not stop. The code keeps its slot in the table of held attempts."""
         reason = job.interrupted_by
         assert reason is not None
         stack = None if job.on_loop or job.is_isolated else stack_of(job.thread)
         if not job.finish(lingers=True):
-            return  # it has ended at this very moment
+            return  # it has just ended
         report = self._turns.verdict(job) or self._runner.failures.failure(
             job, interruption(job, reason).with_traceback(stack)
         )
-        if isinstance(report, Failed):  # one that had completed in its transaction has succeeded
+        if isinstance(report, Failed):  # an attempt that had completed in its transaction has succeeded
             report = msgspec.structs.replace(report, lingering=True)
         self._report_end(job, report)
         self.received.freed.set()
@@ -344,45 +344,45 @@ class Pool:
         )
         self._on_stuck(job.dispatch.name)
 
-    # -- giving back
+    # -- handing back
 
     def revoke(self, attempts: Iterable[tuple[bytes, int]], moved: Iterable[tuple[bytes, int]] = ()) -> None:
-        """Stop attempts that no longer count; whatever they still report is ignored by the leader."""
-        wanted = set(attempts)
+        """Stop attempts that no longer count. The leader ignores their reports."""
+        revoked = set(attempts)
         if self.driver is not None:
-            self.driver.revoke(wanted, set(moved))
+            self.driver.revoke(revoked, set(moved))
         now = time.monotonic()
-        for job in self.received.among(wanted):
+        for job in self.received.among(revoked):
             job.stop_with(TaskAborted, now)
             self._hand_back(job, "cancelled")
-        for job in self._reporter.succeeded(wanted):
+        for job in self._reporter.succeeded(revoked):
             self.task_log.dropped(job)
 
     def spare(self, attempts: Iterable[tuple[bytes, int]]) -> None:
-        """Give these back if they have not begun: others that know them have room."""
+        """Hand back these attempts if they have not begun: other workers with free slots can run them."""
         for job in self.received.among(set(attempts)):
             self._hand_back(job, "others have room")
 
     def hand_back_waiting(self) -> int:
-        """Give back what has not begun; return how many."""
+        """Hand back all jobs that have not begun. Return how many."""
         return sum(self._hand_back(job, "worker stops") for job in self.received.snapshot())
 
-    def let_go(self) -> int:
-        """Hand executions back, which go on elsewhere; return how many."""
-        return 0 if self.driver is None else self.driver.let_go_all("worker stops")
+    def hand_back_executions(self) -> int:
+        """Hand back executions, which go on under another worker. Return how many."""
+        return 0 if self.driver is None else self.driver.hand_back_all("worker stops")
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop of asynchronous tasks, once there was one."""
+        """The event loop of asynchronous tasks; None before the first of them."""
         return self._coroutines.loop
 
     def release(self, timeout: float) -> None:
-        """Clear away what is left of executions that are over: the process ends."""
+        """Clean up the leftovers of ended executions before the process ends."""
         if self.driver is not None and self.loop is not None:
             self.driver.finish(self.loop, timeout)
 
     def send_notes(self) -> None:
-        """Send what running tasks have left for their next attempts: the process ends before they do."""
+        """Send the notes that running tasks have left for their next attempts: the process ends before the tasks do."""
         for job in self.received.snapshot():
             self._reporter.note(job)
 

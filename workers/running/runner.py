@@ -1,4 +1,4 @@
-"""Run one task and turn what happens into a report."""
+"""Run one task and turn its end into a report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Malformed, decode
 from orchestrator.workers.functions import Allowed
 from orchestrator.workers.reporting.task_output import end_lines
-from orchestrator.workers.running.delivery import DELIVERY, Interruptible, uninterrupted
+from orchestrator.workers.running.delivery import DELIVERY, Interruptible, discard_interruption
 from orchestrator.workers.running.failures import (
     Failures,
     completed,
@@ -51,14 +51,14 @@ from orchestrator.workers.running.task_runtime import NOTHING, JobRuntime, Outbo
 log = get_logger("worker")
 
 
-class _Here(threading.local):
-    """What interrupts the current thread, made once for all tasks that it runs."""
+class _CurrentThread(threading.local):
+    """Holds the callback that interrupts the current thread, made once for all tasks of the thread."""
 
     def __init__(self) -> None:
         self.interrupt = partial(DELIVERY.send, threading.get_ident())
 
 
-_HERE = _Here()
+_CURRENT_THREAD = _CurrentThread()
 
 
 class Runner:
@@ -69,31 +69,30 @@ class Runner:
         self._database = app if database else None
         self._tasks = app.tasks
         self._allowed = allowed
-        self._large = LargeResults(app.settings)
-        """Of what executors bring."""
+        self._results = LargeResults(app.settings)
         self._redacted = {*redaction.words(app.settings.redact)}
         self._outbox = outbox
         self.failures = Failures(self.find, self._redacted)
         settings, self._workflows = app.settings, app.code_workflows
         self._engine = Engine(app.code_workflows.find, settings.max_payload, largest=settings.largest_value)
 
-    def has(self, job: Job) -> bool:
-        """Say whether the task of a job is registered, so that nothing is imported to find it."""
+    def is_registered(self, job: Job) -> bool:
+        """Return whether the task of a job is registered, so that finding it imports nothing."""
         return job.dispatch.name in self._tasks
 
     def find(self, job: Job) -> Task[..., Any] | None:
-        """Return the task that a job names: registered, or a function that the operator allowed."""
+        """Return the task of a job: a registered one, or a function that the operator allowed."""
         name = job.dispatch.name
         return self._tasks.get(name) or self._allowed.find(name)
 
     def running(self, job: Job) -> Running | None:
-        """Return the turn of a workflow that a job is, while its code runs here."""
+        """Return the workflow turn that a job is executing in this process, if any."""
         if job.next_turn and job.dispatch.run_id is not None:
             return self._engine.running(job.dispatch.run_id, job.next_turn)
         return self._engine.running(job.dispatch.id, job.dispatch.attempt)
 
     def run(self, job: Job) -> AttemptReport:
-        """Run a task, or a turn of a workflow's code, in the current thread; an asynchronous task on its own loop."""
+        """Run a task or a workflow turn in the current thread. An asynchronous task gets an event loop of its own."""
         if job.is_turn:
             with DELIVERY.watched():
                 return self._activate(job)
@@ -105,31 +104,31 @@ class Runner:
         if task._is_async:
             return self.run_on(asyncio.Runner(), job)
         try:
-            job.interruptible(_HERE.interrupt)
+            job.interruptible(_CURRENT_THREAD.interrupt)
             arguments, keywords = self._arguments(task, job)
-            enter_task(runtime := JobRuntime(job, self._outbox, self._database, self._large))
+            enter_task(runtime := JobRuntime(job, self._outbox, self._database, self._results))
             if (hooks := self.client.middleware) is None:
                 value = task.function(*arguments, **keywords)
-            else:  # in a context of its own, so that no variable which a hook sets is there for the next task
+            else:  # in a new context, so that variables set by a hook do not leak into the next task
                 call = partial(task.function, *arguments, **keywords)
                 value = copy_context().run(around, hooks, runtime.context(), call)
             end_fork()
             report = self._success(job, task, value)
-            return self._large.left(job, report) if self._large.has_store else report
+            return self._results.store(job, report) if self._results.has_store else report
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, SystemExit too
             end_fork(error)
             return self.failures.failure(job, error)
         finally:
             job.uninterruptible()
             if job.interrupted_by is not None:
-                uninterrupted()
+                discard_interruption()
             end_lines(job)
             enter_task(None)
 
-    def run_on(self, entered: AbstractContextManager[asyncio.Runner], job: Job) -> AttemptReport:
-        """Run an asynchronous task on an event loop, which goes on if the task stops it."""
+    def run_on(self, asyncio_runner: AbstractContextManager[asyncio.Runner], job: Job) -> AttemptReport:
+        """Run an asynchronous task on an event loop. Restart the loop if the task stops it."""
         try:
-            with entered as runner:
+            with asyncio_runner as runner:
                 loop = runner.get_loop()
                 task = loop.create_task(self.run_async(job))
                 while True:
@@ -138,37 +137,38 @@ class Runner:
                     except RuntimeError:
                         if task.done() or loop.is_closed():
                             raise
-        except BaseException as error:  # noqa: BLE001  # the task ended its loop, not only itself
+        except BaseException as error:  # noqa: BLE001  # the task ended its loop as well as itself
             end_fork(error)
             return self.failures.failure(job, error)
 
     def _activate(self, job: Job) -> AttemptReport:
-        """Show a workflow's code what is new to it. A workflow that is unknown here may be known elsewhere."""
+        """Run a workflow turn. A workflow that is unknown to this worker may be known to another."""
         dispatch = job.dispatch
         if dispatch.name not in self._workflows._announced:
             return unknown(job)
         try:
-            activation = self._gather(job, decode(Activation, dispatch.payload))
+            activation = self._with_pages(job, decode(Activation, dispatch.payload))
             if activation is None:
                 return Activated(dispatch.id, dispatch.attempt, time.monotonic() - job.started_at, missing=True)
             activation = read_events(open_activation(activation))
-            job.interruptible(_HERE.interrupt)
+            job.interruptible(_CURRENT_THREAD.interrupt)
             if (hooks := self.client.middleware) is None:
                 report = self._engine.activate(activation, dispatch.id, dispatch.attempt)
             else:
                 report = copy_context().run(around_turn, self._engine, hooks, job, activation)
-            return self._large.left_turn(job, report)
-        except BaseException as error:  # noqa: BLE001  # no fault of the code: that would be in the report
+            return self._results.store_turn(job, report)
+        except BaseException as error:  # noqa: BLE001  # not an error of the workflow's code: that would be in the report
             return self.failures.failure(job, error)
         finally:
             job.uninterruptible()
             if job.interrupted_by is not None:
-                uninterrupted()
+                discard_interruption()
 
     def may_follow(self, job: Job, report: AttemptReport) -> bool:
-        """Say whether the code of its run may be shown the success of a job at once: see `domain/code/activation.py`.
+        """Return whether the workflow's code may run its next turn right after this job (see
+        `domain/code/activation.py`).
 
-        Turns inside the hooks of middleware have headers that only an activation brings.
+        With middleware it may not: hooks need headers that only an activation brings.
         """
         run = job.dispatch.run_id
         return (
@@ -179,41 +179,41 @@ class Runner:
             and job.completion is None
             and job.interrupted_by is None
             and not may_hold_references(report.result)
-            and job.options.on_loss == "retry"  # else code of the workflow that crashes would fail the task
+            and job.options.on_loss == "retry"  # otherwise a crash of the workflow's code would fail the task
         )
 
     def follow(self, job: Job, report: AttemptReport) -> Activated | None:
-        """Take the turn that follows the success of a job; None if an activation has to bring it."""
+        """Run the turn that follows the success of a job. Return None if the leader has to send an activation."""
         dispatch = job.dispatch
         assert dispatch.run_id is not None
         assert isinstance(report, Succeeded)
 
         def begin(attempt: int) -> None:
             job.next_turn = attempt
-            job.interruptible(_HERE.interrupt)
+            job.interruptible(_CURRENT_THREAD.interrupt)
 
         try:
             with DELIVERY.watched():
                 leader_time = dispatch.at + time.monotonic() - job.received_at
                 turn = self._engine.follow(dispatch.run_id, dispatch.id, report.result, begin, leader_time)
-                return None if turn is None else self._large.left_turn(job, turn)
-        except BaseException as error:  # noqa: BLE001  # the task has succeeded, whatever becomes of the turn
+                return None if turn is None else self._results.store_turn(job, turn)
+        except BaseException as error:  # noqa: BLE001  # the task has succeeded, whether or not the turn fails
             log.debug("run.turn_dropped error=%r: the leader sends it", error, extra=job.fields)
             return None
         finally:
             job.uninterruptible()
             job.next_turn = 0
             if job.interrupted_by is not None:
-                uninterrupted()
+                discard_interruption()
 
     def ended(self, job: Job, report: AttemptReport) -> None:
-        """Tell the middleware of the end of an attempt that is being reported. Turns have a hook of their own."""
+        """Call the middleware's hook for the end of an attempt. Turns have a hook of their own."""
         hooks = self.client.middleware
         if hooks is not None and hooks.sees_ends and (end := attempt_end(job, report)) is not None:
             hooks.ended(self._runtime(job).context(), end)
 
-    def _gather(self, job: Job, activation: Activation) -> Activation | None:
-        """Return an activation with the events that stand in pages; None if one of those is gone."""
+    def _with_pages(self, job: Job, activation: Activation) -> Activation | None:
+        """Return the activation with the events of its Redis pages, or None if a page is gone."""
         if not activation.pages:
             return activation
         events: list[Event] = []
@@ -252,7 +252,9 @@ class Runner:
             value = await call
             end_fork()
             report = self._success(job, task, value)
-            return await in_thread(lambda: self._large.left(job, report)) if self._large.are_large(report) else report
+            return (
+                await in_thread(lambda: self._results.store(job, report)) if self._results.is_large(report) else report
+            )
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, CancelledError too
             end_fork(error)
             return self.failures.failure(job, error)
@@ -261,14 +263,14 @@ class Runner:
             end_lines(job)
 
     def _arguments(self, task: Task[..., Any], job: Job) -> tuple[list[Any], dict[str, Any]]:
-        """Decode the call: positional and named arguments, and for a step of a workflow what it knows of itself.
+        """Decode the call: positional arguments, keyword arguments and, for a workflow step, its step context.
 
-        A step's input is a mapping that holds more than a function need know; it gets what it has parameters for.
+        The input of a step may contain more than the function's parameters; the function gets only those it declares.
         """
         (arguments, keywords, *step), is_unread = decode_unread(job.dispatch.payload)
         if is_unread or task._signature.wants_unread:
             if step:
-                keywords = task._signature.pick(keywords)  # what it does not want is not read
+                keywords = task._signature.pick(keywords)  # values that the function does not take are not read
             arguments, keywords = task._signature.load(arguments, keywords)
         if (
             self._redacted
@@ -276,8 +278,8 @@ class Runner:
             or (job.options is not DEFAULT_OPTIONS and job.options.hidden)
         ):
             patterns = self._redacted | {*job.options.hidden, *task._redacting_options.redact}
-            rest = task._signature.plain_defaults(beside=len(arguments))
-            job.secrets = Redaction(patterns).secrets(arguments, rest | keywords)
+            defaults = task._signature.plain_defaults(beside=len(arguments))
+            job.secrets = Redaction(patterns).secrets(arguments, defaults | keywords)
         if step:
             job.set_step(step[0])
             keywords = task._signature.pick(keywords)
@@ -287,17 +289,17 @@ class Runner:
         return arguments, keywords
 
     def _runtime(self, job: Job) -> JobRuntime:
-        return JobRuntime(job, self._outbox, self._database, self._large)
+        return JobRuntime(job, self._outbox, self._database, self._results)
 
     def _success(self, job: Job, task: Task[..., Any], value: Any) -> Succeeded | Failed:
         ended_at = time.monotonic()
         if job.deadline is not None:
-            job.uninterruptible()  # its time is not used up by what follows
+            job.uninterruptible()  # the timeout does not count what follows
         data = NOTHING
         if job.output is not None:
             data = finished_output(job, value)
         elif job.options.store_result:
-            data = encode_value(value, task._signature.result_words, self._large.limit)
+            data = encode_value(value, task._signature.result_words, self._results.limit)
         if job.completion is not None:
             if value is not None and data != job.completion and not is_reference(job.completion):
                 log.warning(
@@ -311,10 +313,10 @@ class Runner:
             task._signature.check_result(value, data)
         return Succeeded(job.dispatch.id, job.dispatch.attempt, ended_at - job.started_at, data, job.children)
 
-    # -- what executors do
+    # -- for executors
 
     def call(self, job: Job) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return the arguments of a job as plain data, for an executor: by name, where this worker knows the task."""
+        """Return the arguments of a job as plain data for an executor, by name if this worker knows the task."""
         arguments: Sequence[Any]
         keywords: Mapping[str, Any]
         arguments, keywords, *step = decode_call(job.dispatch.payload)
@@ -323,9 +325,8 @@ class Runner:
         if task is not None:
             patterns |= {*task._redacting_options.redact}
             if step:
-                keywords = task._signature.pick(keywords)  # of which it may hold more than the function has
-            # A task enqueued by its name alone, as a follower or as a step, lacks the arguments that have defaults.
-            arguments, keywords = task._signature.data_by_name(arguments, keywords, self._large.limit)
+                keywords = task._signature.pick(keywords)  # the input may contain more than the function's parameters
+            arguments, keywords = task._signature.data_by_name(arguments, keywords, self._results.limit)
         if patterns:
             job.secrets = Redaction(patterns).secrets(arguments, keywords)
         if step:
@@ -333,11 +334,11 @@ class Runner:
         return arguments, keywords
 
     def finished(self, job: Job, output: Any) -> Succeeded | Failed:
-        """Return the report of work that an executor has finished."""
+        """Return the success report of an execution."""
         data = NOTHING
         try:
             if job.options.store_result:
-                data = encode_value(output, f"The result of task {job.dispatch.name!r}", self._large.limit)
+                data = encode_value(output, f"The result of task {job.dispatch.name!r}", self._results.limit)
                 if (task := self._tasks.get(job.dispatch.name)) is not None:
                     task._signature.check_result(output, data)
         except PayloadError as error:
@@ -345,5 +346,5 @@ class Runner:
         return Succeeded(job.dispatch.id, job.dispatch.attempt, time.monotonic() - job.started_at, data)
 
     async def kept(self, job: Job, report: AttemptReport) -> AttemptReport:
-        """Return a report with its result in the payload store, if that is large; Unavailable if the store is away."""
-        return await in_thread(lambda: self._large.left(job, report)) if self._large.are_large(report) else report
+        """Return the report, with a large result moved to the payload store. Raise Unavailable if the store is down."""
+        return await in_thread(lambda: self._results.store(job, report)) if self._results.is_large(report) else report

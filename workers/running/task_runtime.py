@@ -1,4 +1,4 @@
-"""What a running task can reach: the leader, its log, its next attempt and, where allowed, the database."""
+"""Services for a running task: enqueueing, logs, progress, notes for its next attempt and, if allowed, the database."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.large_results import LargeResults
 
 log = get_logger("worker")
-_said = get_logger("tasks")
-"""Receives messages of tasks through their contexts."""
+_task_log = get_logger("tasks")
+"""Logger of the messages that tasks log through their contexts."""
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 NOTHING = encode_value(None, "nothing", 1)
-"""The result of a task that has none."""
-_MOST_ENQUEUED = LARGEST_MESSAGE // 2
+"""The encoded result of a task without a result."""
+_MAX_ENQUEUED = LARGEST_MESSAGE // 2
 _REFUSALS: dict[str, type[OrchestratorError]] = {
-    kind.__name__: kind for kind in (Duplicate, InvalidWorkflow, NotFound, PayloadError)
+    error.__name__: error for error in (Duplicate, InvalidWorkflow, NotFound, PayloadError)
 }
 """Errors that the leader may return, by name."""
 _OVERHEAD = 320
@@ -63,29 +63,29 @@ _OVERHEAD = 320
 
 
 class NoDatabase(ConfigurationError):
-    """A task needs the database, and its worker was not given it: no fault of the task, which another may run."""
+    """A task needs the database, which this worker does not have. The task is handed back for another worker."""
 
 
 class Outbox(Protocol):
-    """Where the words of running tasks go, and where workflows find their histories."""
+    """Receives the messages of running tasks, and reads the event pages of workflow turns."""
 
     def hand_over(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder] | None:
-        """Return once the leader has these tasks in Postgres; for those with unique keys, which tasks have these."""
+        """Send tasks to the leader, and return once they are in Postgres. Return which task holds each unique key."""
 
     def mark(self, task: bytes, mark: ProgressMark) -> None:
-        """Show how far a task has come."""
+        """Publish the progress of a task."""
 
     def log(self, job: Job, line: LogLine) -> None:
-        """Keep what a task says."""
+        """Store a log line of a task."""
 
     def log_lines(self, job: Job, lines: LogLine) -> None:
-        """Keep what a task says in many lines, which are one text here."""
+        """Store many log lines of a task, which are one text."""
 
     def leave(self, job: Job, details: bytes) -> None:
-        """Keep details for the next attempt, in place of earlier ones."""
+        """Store the note for the next attempt, in place of an earlier one."""
 
     def page(self, job: Job, number: int) -> bytes | None:
-        """Return one page of the events for a turn of a workflow's code; None if it is gone, or cannot be had now."""
+        """Return a page of events for a workflow turn, or None if the page is gone or cannot be read now."""
 
 
 class ProcessOutbox:
@@ -104,7 +104,7 @@ class ProcessOutbox:
             self._journal.log_lines(job, lines)
 
     def leave(self, job: Job, details: bytes) -> None:
-        job.noted = details  # the pool's clock sends it, or the report that ends the job
+        job.noted = details  # sent by the pool's clock, or with the report that ends the job
 
     def page(self, job: Job, number: int) -> bytes | None:
         try:
@@ -115,24 +115,24 @@ class ProcessOutbox:
 
 
 class JobRuntime:
-    """The way out for one running task."""
+    """The services for one running task."""
 
-    __slots__ = ("_database", "_large", "_outbox", "job", "printed")
+    __slots__ = ("_database", "_large_results", "_outbox", "job", "printed")
 
     def __init__(
         self,
         job: Job,
         outbox: Outbox,
         database: Orchestrator | None = None,
-        large: LargeResults | None = None,
+        large_results: LargeResults | None = None,
     ) -> None:
         self.job = job
         self._outbox = outbox
         self._database = database
-        """The application, where its worker was given the database."""
-        self._large = large
+        """The application, if this worker has the database."""
+        self._large_results = large_results
         self.printed: PrintBuffer | None = None
-        """Its printed text, once there is some."""
+        """The printed text of the task; None until it prints."""
 
     @property
     def dispatch(self) -> Dispatch:
@@ -141,7 +141,7 @@ class JobRuntime:
     def context(self) -> TaskContext:
         job = self.job
         dispatch, step = job.dispatch, job.step
-        left = None if job.deadline is None else timedelta(seconds=job.deadline - time.monotonic())
+        remaining = None if job.deadline is None else timedelta(seconds=job.deadline - time.monotonic())
         return TaskContext(
             task_id=UUID(bytes=dispatch.id),
             task_name=dispatch.name if not step or is_composed(step["workflow"]) else step["step"],
@@ -152,7 +152,7 @@ class JobRuntime:
             workflow_name=step.get("workflow"),
             parallel_index=step.get("index") if step.get("count") is not None else None,
             parallel_count=step.get("count"),
-            deadline=None if left is None else datetime.now(UTC) + left,
+            deadline=None if remaining is None else datetime.now(UTC) + remaining,
             details=None if dispatch.details is None or job.options.executor else decode_value(dispatch.details),
             headers={**job.options.headers},
             failures=dispatch.failures,
@@ -160,14 +160,14 @@ class JobRuntime:
             _runtime=self,
         )
 
-    # -- tasks that it enqueues
+    # -- tasks that the task enqueues
 
     def next_id(self) -> bytes:
         self.job.counter += 1
         return derived_id(self.job.dispatch.id, self.job.dispatch.attempt, self.job.counter)
 
     def enqueue(self, tasks: Sequence[NewTask]) -> Mapping[bytes, bytes]:
-        tasks = self._own(tasks)
+        tasks = self._as_children(tasks)
         if self.job.transaction is not None:
             return self.job.transaction.enqueue(tasks)
         _check_size(tasks)
@@ -184,28 +184,28 @@ class JobRuntime:
 
     def enqueue_on_success(self, tasks: Sequence[NewTask]) -> Mapping[bytes, bytes]:
         if self.job.completion is not None:
-            return self.enqueue(tasks)  # it has succeeded already
-        tasks = self._own(tasks)
+            return self.enqueue(tasks)  # the task has succeeded already
+        tasks = self._as_children(tasks)
         _check_size([*self.job.children, *tasks])
         self.job.children.extend(tasks)
         return {}
 
-    def _own(self, tasks: Sequence[NewTask]) -> list[NewTask]:
-        """Return tasks with whose children they are, with its headers, and with what it hides."""
+    def _as_children(self, tasks: Sequence[NewTask]) -> list[NewTask]:
+        """Return tasks with this task as their parent, and with its headers and redaction patterns."""
         parent, hidden = self.job.dispatch.id, handed_on(self.job.options.hidden)
-        own = [
+        children = [
             msgspec.structs.replace(task, parent=parent, options=with_inherited(task.options, hidden)) for task in tasks
         ]
         if headers := self.job.options.headers:
-            own = [msgspec.structs.replace(task, options=inheriting(task.options, headers)) for task in own]
-            for task in own:
-                check_headers(headers_of(task.options))  # else they would grow from each child to the next
-        return own
+            children = [msgspec.structs.replace(task, options=inheriting(task.options, headers)) for task in children]
+            for task in children:
+                check_headers(headers_of(task.options))  # otherwise headers would grow from each child to the next
+        return children
 
-    # -- what it says and hears
+    # -- progress, logs and interruption
 
     def progress(self, fraction: float, text: str) -> None:
-        if self.job.stage is Stage.RUNNING:  # a thread that outlives its task has nothing to say
+        if self.job.stage is Stage.RUNNING:  # a thread that outlives its task is ignored
             text = scrub(text, self.job.secrets)[:TEXT_LIMIT]
             self._outbox.mark(self.job.dispatch.id, ProgressMark(self.job.dispatch.attempt, fraction, text))
 
@@ -213,8 +213,8 @@ class JobRuntime:
         if self.job.stage is Stage.RUNNING:
             text = scrub(text, self.job.secrets)[:TEXT_LIMIT]
             if self.printed is not None:
-                self.printed.pass_on()
-            _said.log(_LEVELS[level], "%s", text)
+                self.printed.flush()
+            _task_log.log(_LEVELS[level], "%s", text)
             self._outbox.log(self.job, LogLine(time.time(), self.job.dispatch.attempt, level, text))
 
     def leave(self, details: bytes) -> None:
@@ -231,7 +231,7 @@ class JobRuntime:
     @contextmanager
     def transaction(self) -> Iterator[Any]:
         job = self.job
-        database = self._check_transaction()
+        database = self._require_database()
         promised = len(job.children)
         with database._client.transactions.begin(job.dispatch.id, job.dispatch.attempt) as transaction:
             job.transaction = transaction
@@ -241,13 +241,13 @@ class JobRuntime:
                 transaction.promise(job.children)
                 with job.commit() as is_allowed:
                     if not is_allowed:
-                        raise self._over()
+                        raise self._completion_error()
                     result = sealed(job.result, VALUE, database.settings)
                     transaction.commit(result, time.monotonic() - job.started_at)
                     job.completion = job.result
                     job.children.clear()
             except BaseException:
-                del job.children[promised:]  # what the block promised is taken back with the rest
+                del job.children[promised:]  # tasks enqueued in the block are dropped with it
                 raise
             finally:
                 job.transaction = None
@@ -265,22 +265,22 @@ class JobRuntime:
             task = self._database.tasks.get(job.dispatch.name)
             if task is not None:
                 task._signature.check_result(result, data)
-            job.result = data if self._large is None else self._large.keep(job, data)
+            job.result = data if self._large_results is None else self._large_results.store_if_large(job, data)
 
     def open_output(self) -> Output:
-        if self._large is None:
+        if self._large_results is None:
             raise WrongState(f"Task {self.job.dispatch.name!r}: ctx.open_output() works only in a worker.")
-        return self._large.open_output(self.job)
+        return self._large_results.open_output(self.job)
 
-    def _over(self) -> BaseException:
-        """Return why nothing can be completed any more: code that has swallowed its timeout meets it again here."""
+    def _completion_error(self) -> BaseException:
+        """Return the error for a completion that is no longer possible. A swallowed timeout is raised again."""
         return self.interruption() or AttemptOver(
             f"Task {self.job.dispatch.name!r} has ended: ctx.transaction() in a thread that it left behind keeps "
             f"nothing. Wait for that thread before the task returns."
         )
 
-    def _check_transaction(self) -> Orchestrator:
-        """Return what leads to the database, unless there can be no transaction now."""
+    def _require_database(self) -> Orchestrator:
+        """Return the application with the database. Raise an error if a transaction cannot begin now."""
         name = self.job.dispatch.name
         if self._database is None:
             raise NoDatabase(
@@ -295,7 +295,7 @@ class JobRuntime:
                 f"it in one block, or enqueue another task there for the rest."
             )
         if not self.job.may_complete():
-            raise self._over()
+            raise self._completion_error()
         if _on_event_loop():
             raise OrchestratorError(
                 f"Task {name!r}: ctx.transaction() would block the event loop. Make the task a plain `def`, or put the "
@@ -305,7 +305,7 @@ class JobRuntime:
 
 
 def interruption(job: Job, reason: type[BaseException]) -> BaseException:
-    """Return the exception that ends a job from outside."""
+    """Return the exception that interrupts a job."""
     if reason is TaskTimeout:
         return TaskTimeout(f"ran longer than its timeout of {job.options.timeout:g} s")
     if reason is SoftTimeout:
@@ -314,12 +314,12 @@ def interruption(job: Job, reason: type[BaseException]) -> BaseException:
 
 
 def _check_size(tasks: Sequence[NewTask]) -> None:
-    """Refuse what would not fit the one message in which it travels, and which the leader applies as a whole."""
+    """Raise an error if tasks do not fit into one message, which the leader applies as a whole."""
     size = sum(len(task.payload) + _OVERHEAD + (len(task.options) if task.options else 0) for task in tasks)
-    if size > _MOST_ENQUEUED:
+    if size > _MAX_ENQUEUED:
         raise PayloadError(
             f"{len(tasks):,} tasks with {size:,} bytes are enqueued at once inside a task, and at most "
-            f"{_MOST_ENQUEUED:,} bytes are allowed. Enqueue them in several calls, or pass references to large data."
+            f"{_MAX_ENQUEUED:,} bytes are allowed. Enqueue them in several calls, or pass references to large data."
         )
 
 

@@ -1,9 +1,9 @@
-"""Code of workflows that does not come back: noticed, named, and ended, so that it holds no slot for ever.
+"""Stops workflow code that does not return, so that it does not occupy a slot for ever.
 
-A turn only decides what is to be done, and takes milliseconds. It counts from one event that the code is shown to the
-next, so that a long history may be replayed as long as that takes, and from one command to the next, so that many may
-be given at once. What `ctx.run` runs does not count. What counts is processor time, for a busy machine is nobody's
-fault; a turn that uses none of it for five times as long waits for something that it must not.
+A turn only makes decisions, and takes milliseconds. Its time counts from one event shown to the code to the next, so
+that replaying a long history may take long, and from one command to the next, so that a turn may give many commands.
+Code inside `ctx.run` does not count. The limit applies to processor time, because a busy machine is not the code's
+fault. A turn that uses almost none for five times the limit is blocked in a forbidden wait.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from orchestrator.workers.running.job import Job
 
 log = get_logger("worker")
 
-_LONGEST_LOOK = 0.1
-"""Seconds that count between two looks: more have passed only if this process, or the machine, stood still."""
-_BUSY = 0.01
-"""Share of the time that code uses at least which computes; others wait, for something or for their turn."""
-_MOST_WAITING = 5
-"""After so many times its limit a turn has ended that uses no processor: others may keep it from that for a while."""
-_MOST = 10
-"""After so many times its limit a turn has ended, however little of the processor it was given."""
-_MOST_ALONE = 30
-"""After so many times its limit an activation has ended that runs in a process of its own, replay and all."""
-_MOST_COMMANDS = 200_000
-"""Code that goes on commanding after so many in one turn does not come back either."""
+_MAX_STEP = 0.1
+"""Seconds that count, at most, between two checks: if more have passed, the process or the machine was suspended."""
+_BUSY_SHARE = 0.01
+"""Share of processor time above which code counts as computing; below, it waits for something or for the processor."""
+_MAX_IDLE = 5
+"""Multiple of the limit after which a turn that uses no processor time is stopped; others may slow it for a while."""
+_MAX_ELAPSED = 10
+"""Multiple of the limit after which a turn is stopped, however little processor time it got."""
+_MAX_ISOLATED = 30
+"""Multiple of the limit after which an activation in a process of its own is stopped, including its replay."""
+_MAX_COMMANDS = 200_000
+"""Commands in a turn after which further commands no longer count as progress."""
 
 
 class TurnTooLong(NotDeterministic):
-    """The code of a workflow has run for too long without waiting for anything."""
+    """The code of a workflow ran for too long without waiting for anything."""
 
 
 class Turns:
-    """Watches the turns that run in this process."""
+    """Watches the workflow turns of this process."""
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self._verdicts: dict[int, Violation] = {}
 
     def check(self, running: Running | None, job: Job, now: float) -> None:
-        """Look at what runs of a job; end it if that takes too long."""
+        """Stop the turn that a job is running if it takes too long."""
         if job.interrupted_by is not None:
             return
         if running is None:
@@ -59,39 +59,39 @@ class Turns:
             return
         if not self._is_too_long(running, now):
             return
-        where = _place(running.thread)
+        location = _location(running.thread)
         commander = running.commander
         name = commander.workflow
-        whose = name, to_text(job.dispatch.run_id or job.dispatch.id)
+        names = name, to_text(job.dispatch.run_id or job.dispatch.id)
         log.error(
-            "run.turn_blocked workflow=%s run=%s where=%s: the code does not return", *whose, where, extra=job.fields
+            "run.turn_blocked workflow=%s run=%s where=%s: the code does not return", *names, location, extra=job.fields
         )
         error = TurnTooLong(
-            f"The code of workflow {name!r} ran for {self._limit:g} s without waiting for anything: {where}. "
+            f"The code of workflow {name!r} ran for {self._limit:g} s without waiting for anything: {location}. "
             f"A workflow decides what is to be done, and tasks do it; if it must take so long, raise the setting "
             f"turn_timeout."
         )
         if commander.read_only:
-            commander.spoilt = True  # only the query is at fault, and gets an error for an answer
+            commander.spoilt = True  # only the query is at fault: it gets an error as its answer
         else:
             self._verdicts[id(job)] = Violation(commander.number, TurnTooLong.__name__, str(error))
             commander.stop(error)
         job.stop_with(EndTurn, now)
 
     def _check_isolated(self, job: Job, now: float) -> None:
-        """End what runs alone in a process of its own, which watches its turns itself, and has not ended it."""
-        limit = _MOST_ALONE * self._limit
+        """Stop an activation in a process of its own, if that process should have stopped its turn and has not."""
+        limit = _MAX_ISOLATED * self._limit
         if not job.dispatch.alone or job.starting or now - job.started_at < limit:
             return
         name = job.dispatch.name
-        whose = name, to_text(job.dispatch.id)
-        log.error("run.turn_blocked workflow=%s run=%s: the code does not return", *whose, extra=job.fields)
+        names = name, to_text(job.dispatch.id)
+        log.error("run.turn_blocked workflow=%s run=%s: the code does not return", *names, extra=job.fields)
         text = f"The code of workflow {name!r} ran for {limit:g} s in a process of its own, and did not come back."
         self._verdicts[id(job)] = Violation(0, TurnTooLong.__name__, text)
         job.stop_with(EndTurn, now)
 
     def verdict(self, job: Job) -> Activated | None:
-        """Return the report of a turn that was ended here, and forget it; None for all others."""
+        """Return the report of a turn that was stopped here, and forget it. Return None for other jobs."""
         violation = self._verdicts.pop(id(job), None)
         if violation is None:
             return None
@@ -100,34 +100,34 @@ class Turns:
 
     def _is_too_long(self, running: Running, now: float) -> bool:
         commander = running.commander
-        seen = _seen(commander)
+        seen = _progress(commander)
         used = _processor_time(running.thread, now)
-        # Compared on both sides of the reading: another thread may run between any two lines here, for long.
-        if commander.is_away or not running.seen == seen == _seen(commander):
+        # Compared before and after reading the clock: another thread may run for long between any two lines here.
+        if commander.is_away or not running.seen == seen == _progress(commander):
             running.seen, running.since, running.watched = seen, used, 0.0
         else:
-            running.watched += min(now - running.looked_at, _LONGEST_LOOK)
+            running.watched += min(now - running.looked_at, _MAX_STEP)
         running.looked_at = now
         busy = used - running.since
-        if busy >= self._limit or running.watched >= _MOST * self._limit:
+        if busy >= self._limit or running.watched >= _MAX_ELAPSED * self._limit:
             return True
-        return running.watched >= _MOST_WAITING * self._limit and busy < _BUSY * running.watched
+        return running.watched >= _MAX_IDLE * self._limit and busy < _BUSY_SHARE * running.watched
 
 
-def _seen(commander: Commander) -> tuple[int, int]:
-    """Return how far the code has come."""
-    return commander.step, min(commander.commanded, _MOST_COMMANDS)
+def _progress(commander: Commander) -> tuple[int, int]:
+    """Return how far the code has come: the number of its step and of its commands."""
+    return commander.step, min(commander.commanded, _MAX_COMMANDS)
 
 
 def _processor_time(thread: int, now: float) -> float:
-    """Return how long a thread has used a processor; where the system does not say, how late it is."""
+    """Return the processor time of a thread in seconds. On macOS, return the current time instead."""
     if sys.platform == "darwin":
         return now
     return time.clock_gettime(time.pthread_getcpuclockid(thread))
 
 
-def _place(thread: int) -> str:
-    """Return where in the project's own code a thread is; elsewhere, if it is nowhere there."""
+def _location(thread: int) -> str:
+    """Return where in the project's own code a thread is, or its innermost line elsewhere."""
     innermost = sys._current_frames().get(thread)
     frame: FrameType | None = innermost
     while frame is not None and not is_own_code(frame):

@@ -1,4 +1,4 @@
-"""Requests to a service, and the work for them: once for each request id, however often it is asked for."""
+"""Runs requests to services. Repeated requests with the same id are run once."""
 
 from __future__ import annotations
 
@@ -23,52 +23,52 @@ class ServiceRequest(msgspec.Struct, frozen=True, kw_only=True):
     input: Any = None
     params: dict[str, Any] = {}
     request_id: str = ""
-    """The same for the same work: it is done once, however often it is asked for."""
+    """Identifies the work: requests with the same id are run once."""
     arguments: list[Any] | None = None
-    """By place, where there is more than one of them."""
+    """Positional arguments, if there are several."""
 
 
 def as_call(task: Task[..., Any], request: ServiceRequest) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of the function, in its types.
+    """Return the arguments of the function, converted to its types.
 
-    A parameter that is called `input` or `params` takes that as it is. Without an `input`, named values are bound by
-    name, of the params too, where they fit; anything else is the first argument, if there is one.
+    A parameter named `input` or `params` gets that value unchanged. Without a parameter `input`, named values of input
+    and params are bound to parameters of the same name. Any other input is the first argument, if there is one.
     """
-    signature, given = task._signature, request.input
+    signature, input = task._signature, request.input
     names = signature.names
     arguments = list(request.arguments or ())
     keywords: dict[str, Any] = {}
     if "input" in names:
-        keywords = {"input": given}
-    elif isinstance(given, Mapping):
-        keywords = signature.pick({**request.params, **given})
-    elif not arguments and given is not None and (free := [name for name in names if name != "params"]):
-        keywords = {free[0]: given}
+        keywords = {"input": input}
+    elif isinstance(input, Mapping):
+        keywords = signature.pick({**request.params, **input})
+    elif not arguments and input is not None and (free := [name for name in names if name != "params"]):
+        keywords = {free[0]: input}
     if "params" in names:
         keywords["params"] = request.params
-    elif not isinstance(given, Mapping) or "input" in names:
+    elif not isinstance(input, Mapping) or "input" in names:
         taken = {*names[: len(arguments)], *keywords}
-        more = signature.pick({name: value for name, value in request.params.items() if name in names})
-        keywords |= {name: value for name, value in more.items() if name not in taken}
+        additional = signature.pick({name: value for name, value in request.params.items() if name in names})
+        keywords |= {name: value for name, value in additional.items() if name not in taken}
     return signature.restore(arguments, keywords)
 
 
 log = get_logger("service")
 
-_MOST_KEPT = 1_000
-"""Answers that are kept for repeated requests."""
-_MOST_BYTES = 64_000_000
-_WAITING = 10
-"""How many requests for each that is worked on may wait for their turn."""
-_LONGEST_DETAIL = 4_000
+_MAX_RECENT = 1_000
+"""Answers kept for repeated requests, at most."""
+_MAX_RECENT_BYTES = 64_000_000
+_MAX_WAITING_FACTOR = 10
+"""Requests that may wait, per concurrent request."""
+_MAX_DETAIL = 4_000
 
 
 class Busy(Exception):
-    """There is more to do than this process should take."""
+    """Too many requests are waiting."""
 
 
-class Said(NamedTuple):
-    """An answer, ready to be sent."""
+class Answer(NamedTuple):
+    """A response to a request."""
 
     status: int
     body: bytes
@@ -80,69 +80,69 @@ class Executions:
     def __init__(self, concurrency: int, largest: int) -> None:
         self._concurrency = concurrency
         self._largest = largest
-        self._turns = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(concurrency)
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="service")
-        self._under_way: dict[tuple[str, str], asyncio.Task[Said]] = {}
-        self._unnamed: set[asyncio.Task[Said]] = set()
+        self._running: dict[tuple[str, str], asyncio.Task[Answer]] = {}
+        self._unnamed: set[asyncio.Task[Answer]] = set()
         self._in_threads: set[tuple[str, str]] = set()
-        """Those that cannot be ended."""
-        self._kept: OrderedDict[tuple[str, str], Said] = OrderedDict()
+        """Requests that run in threads, which cannot be canceled."""
+        self._recent: OrderedDict[tuple[str, str], Answer] = OrderedDict()
         self._bytes = 0
 
     @property
     def load(self) -> int:
-        """How many requests are worked on, or wait."""
-        return len(self._under_way) + len(self._unnamed)
+        """The number of requests that run or wait."""
+        return len(self._running) + len(self._unnamed)
 
-    async def do(self, task: Task[..., Any], request: ServiceRequest) -> Said:
-        """Return the answer to a request; the work goes on if its client has gone."""
+    async def run(self, task: Task[..., Any], request: ServiceRequest) -> Answer:
+        """Return the answer to a request. The work goes on if the client disconnects."""
         key = task.name, request.request_id
         if request.request_id:
-            if (kept := self._kept.get(key)) is not None:
-                return kept
-            if (going := self._under_way.get(key)) is not None:
-                return await _outcome(going)
-        if self.load >= self._concurrency * (1 + _WAITING):
+            if (recent := self._recent.get(key)) is not None:
+                return recent
+            if (work := self._running.get(key)) is not None:
+                return await _outcome(work)
+        if self.load >= self._concurrency * (1 + _MAX_WAITING_FACTOR):
             raise Busy
-        going = asyncio.create_task(self._answer(task, request))
+        work = asyncio.create_task(self._answer(task, request))
         if request.request_id:
-            self._under_way[key] = going
-            going.add_done_callback(partial(self._keep, key))
+            self._running[key] = work
+            work.add_done_callback(partial(self._remember, key))
         else:
-            self._unnamed.add(going)
-            going.add_done_callback(self._unnamed.discard)
-        return await _outcome(going)
+            self._unnamed.add(work)
+            work.add_done_callback(self._unnamed.discard)
+        return await _outcome(work)
 
     def cancel(self, service: str, request_id: str) -> bool:
-        """Cancel a request; False if there is none, or if it runs in a thread and cannot be ended."""
+        """Cancel a request. Return False if it does not exist, or if it runs in a thread and cannot be canceled."""
         key = service, request_id
-        going = self._under_way.get(key)
-        return going is not None and key not in self._in_threads and going.cancel()
+        work = self._running.get(key)
+        return work is not None and key not in self._in_threads and work.cancel()
 
     async def finish(self) -> None:
-        """Return when everything that is under way has been done."""
-        while going := [*self._under_way.values(), *self._unnamed]:
-            await asyncio.wait(going)
+        """Wait until all requests have ended."""
+        while work := [*self._running.values(), *self._unnamed]:
+            await asyncio.wait(work)
         self._threads.shutdown(wait=False)
 
-    def _keep(self, key: tuple[str, str], done: asyncio.Task[Said]) -> None:
-        del self._under_way[key]
+    def _remember(self, key: tuple[str, str], done: asyncio.Task[Answer]) -> None:
+        del self._running[key]
         if done.cancelled() or done.exception() is not None:
             return
-        self._kept[key] = done.result()
+        self._recent[key] = done.result()
         self._bytes += len(done.result().body)
-        while len(self._kept) > _MOST_KEPT or self._bytes > _MOST_BYTES:
-            self._bytes -= len(self._kept.popitem(last=False)[1].body)
+        while len(self._recent) > _MAX_RECENT or self._bytes > _MAX_RECENT_BYTES:
+            self._bytes -= len(self._recent.popitem(last=False)[1].body)
 
-    async def _answer(self, task: Task[..., Any], request: ServiceRequest) -> Said:
-        async with self._turns:
+    async def _answer(self, task: Task[..., Any], request: ServiceRequest) -> Answer:
+        async with self._slots:
             try:
                 arguments, keywords = as_call(task, request)
                 call = partial(task, *arguments, **keywords)
                 key = task.name, request.request_id
-                value = await (_in_time(task, call) if task._is_async else self._in_thread(call, key))
+                value = await (_with_timeout(task, call) if task._is_async else self._in_thread(call, key))
                 plain = decode_value(encode_value(value, f"The result of {task.name}", self._largest))
-                return Said(200, strict_json({"result": plain, "error": ""}, f"What {task.name} returns"))
+                return Answer(200, strict_json({"result": plain, "error": ""}, f"What {task.name} returns"))
             except (InvalidTask, PayloadError) as error:
                 return _failed(error, retryable=False)
             except asyncio.CancelledError:
@@ -159,10 +159,10 @@ class Executions:
             self._in_threads.discard(key)
 
 
-async def _in_time(task: Task[..., Any], call: Callable[[], Awaitable[Any]]) -> Any:
-    """Return what an asynchronous function returns, within the timeout of its task.
+async def _with_timeout(task: Task[..., Any], call: Callable[[], Awaitable[Any]]) -> Any:
+    """Run an asynchronous function with the timeout of its task.
 
-    What it returns or raises when it was cancelled for that, and has caught it, changes nothing.
+    A result or error after the timeout is ignored, even if the function caught the cancellation.
     """
     seconds = task._call_options.timeout_seconds
     limit = asyncio.timeout(seconds)
@@ -180,24 +180,24 @@ async def _in_time(task: Task[..., Any], call: Callable[[], Awaitable[Any]]) -> 
     return value
 
 
-async def _outcome(going: asyncio.Task[Said]) -> Said:
-    """Return what comes of work that others may wait for, too."""
+async def _outcome(work: asyncio.Task[Answer]) -> Answer:
+    """Wait for work that other requests may wait for, too."""
     try:
-        return await asyncio.shield(going)
+        return await asyncio.shield(work)
     except asyncio.CancelledError:
-        if not going.cancelled():
+        if not work.cancelled():
             raise
-        return Said(200, msgspec.json.encode({"result": None, "error": "It was cancelled.", "kind": "Cancelled"}))
+        return Answer(200, msgspec.json.encode({"result": None, "error": "It was cancelled.", "kind": "Cancelled"}))
 
 
-def _failed(error: BaseException, *, retryable: bool) -> Said:
-    """Return a failure: a text, as everybody expects it, and beside it what our executor can make use of."""
+def _failed(error: BaseException, *, retryable: bool) -> Answer:
+    """Return a failure: an error text for any client, and details for the HTTP executor."""
     detail = "" if isinstance(error, OrchestratorError) else "".join(traceback.format_exception(error))
-    said = {
+    body = {
         "result": None,
         "error": str(error) or type(error).__name__,
         "kind": type(error).__name__,
         "retryable": retryable,
-        "detail": detail[-_LONGEST_DETAIL:],
+        "detail": detail[-_MAX_DETAIL:],
     }
-    return Said(200, msgspec.json.encode(said))
+    return Answer(200, msgspec.json.encode(body))

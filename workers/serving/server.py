@@ -1,4 +1,4 @@
-"""The process that serves an application's tasks, registers its services and sends heartbeats with its load."""
+"""The process that serves an application's tasks over HTTP, registers them as services and sends heartbeats."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ from orchestrator.telemetry import get_logger
 from orchestrator.workers.serving.executions import Busy, Executions, ServiceRequest
 
 LARGEST_REQUEST = 32_000_000
-"""Bytes of a request that are read, as by the HTTP API, or more where `max_payload` asks for it."""
+"""Maximum size of a request in bytes, as in the HTTP API; a larger `max_payload` raises it."""
 
 
 class Services:
-    """The tasks that are served, and their requests."""
+    """The tasks that are served, and the routes for their requests."""
 
     def __init__(
         self, tasks: Mapping[str, Task[..., Any]], concurrency: int, largest: int, keys: Sequence[str] = ()
     ) -> None:
         self.tasks = tasks
         self._concurrency = concurrency
-        self._largest = largest
+        self._max_payload = largest
         self._keys = [f"Bearer {key}".encode() for key in keys]
         self._executions: Executions | None = None
 
     @property
     def load(self) -> int:
-        """How many requests are worked on, or wait."""
+        """The number of requests that run or wait."""
         return 0 if self._executions is None else self._executions.load
 
     def application(self) -> Starlette:
-        """Return what any ASGI server takes."""
+        """Return the ASGI application."""
 
         @asynccontextmanager
         async def alive(_: Starlette) -> AsyncIterator[None]:
-            self._executions = Executions(self._concurrency, self._largest)
+            self._executions = Executions(self._concurrency, self._max_payload)
             yield
             await self._executions.finish()
 
@@ -77,19 +77,19 @@ class Services:
             return refusal
         if task is None:
             return _error(404, f"There is no service {name!r:.200} here.{did_you_mean(name, self.tasks)}")
-        body = await _read(request, max(LARGEST_REQUEST, 2 * self._largest))
+        body = await _read(request, max(LARGEST_REQUEST, 2 * self._max_payload))
         if isinstance(body, Response):
             return body
         try:
-            wanted = msgspec.json.decode(body, type=ServiceRequest)
+            service_request = msgspec.json.decode(body, type=ServiceRequest)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return _error(400, f"Expected an object with `input` and `params` in JSON: {error}.")
         assert self._executions is not None
         try:
-            said = await self._executions.do(task, wanted)
+            answer = await self._executions.run(task, service_request)
         except Busy:
             return _error(503, f"{self.load} requests are worked on or wait here already.")
-        return Response(said.body, said.status, media_type="application/json")
+        return Response(answer.body, answer.status, media_type="application/json")
 
     async def _cancel(self, request: Request) -> Response:
         if (refusal := self._refusal(request)) is not None:
@@ -100,37 +100,37 @@ class Services:
         return Response(msgspec.json.encode({"cancelled": is_cancelled}), media_type="application/json")
 
     def _refusal(self, request: Request) -> Response | None:
-        """Return the answer to a request without a valid key; all keys are compared in constant time."""
+        """Return the error response for a request without a valid key. All keys are compared in constant time."""
         if "origin" in request.headers:
             return _error(403, "A page in a browser has sent this, and services are for programs.")
         if not self._keys:
             return None
-        given = request.headers.get("authorization", "").encode("latin-1")
-        if any([compare_digest(given, key) for key in self._keys]):  # noqa: C419
+        provided = request.headers.get("authorization", "").encode("latin-1")
+        if any([compare_digest(provided, key) for key in self._keys]):  # noqa: C419
             return None
         response = _error(401, "This service asks for a key: Authorization: Bearer KEY (setting service_keys).")
         response.headers["WWW-Authenticate"] = "Bearer"
         return response
 
 
-async def _read(request: Request, most: int) -> bytes | Response:
-    """Return the body of a request, or the answer to one that is too large, once all of it was sent.
+async def _read(request: Request, limit: int) -> bytes | Response:
+    """Read the body of a request to its end. Return an error response if it is too large.
 
-    A client that is answered while it sends may find its connection broken, and no answer.
+    A response sent before the end of the body might not reach the client.
     """
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():
         size += len(part)
-        if size <= most:
+        if size <= limit:
             parts.append(part)
         else:
             parts.clear()
-    return b"".join(parts) if size <= most else _error(413, f"At most {most:,} bytes are read, found {size:,}.")
+    return b"".join(parts) if size <= limit else _error(413, f"At most {limit:,} bytes are read, found {size:,}.")
 
 
 def _path(request: Request) -> str:
-    """Return the path as it was sent, in which the slash of a name is `%2F`."""
+    """Return the path as it was sent, in which a slash inside a name is `%2F`."""
     raw: bytes | None = request.scope.get("raw_path")
     return quote(request.url.path) if raw is None else raw.partition(b"?")[0].decode("latin-1")
 
@@ -139,15 +139,15 @@ async def _healthy(_: Request) -> Response:
     return Response(b'{"ok":true}', media_type="application/json")
 
 
-def _error(status: int, words: str) -> Response:
-    data = msgspec.json.encode({"result": None, "error": words, "retryable": status >= 500})
+def _error(status: int, message: str) -> Response:
+    data = msgspec.json.encode({"result": None, "error": message, "retryable": status >= 500})
     return Response(data, status, media_type="application/json")
 
 
 log = get_logger("service")
 
-_LAST_REQUESTS = 30
-"""Seconds that requests under way have to end when the process stops."""
+_SHUTDOWN_TIMEOUT = 30
+"""Seconds that running requests have to end when the process stops."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,23 +155,23 @@ class Serving:
     host: str
     port: int
     registry: str
-    """The address of the HTTP API; empty to register nowhere."""
+    """The address of the HTTP API; if empty, the services are not registered."""
     advertise: str
-    """The address that others reach it by, if it is another."""
+    """The address under which others reach this process, if it differs from host and port."""
     services: tuple[str, ...]
-    """Which tasks; all if it is empty."""
+    """The tasks to serve; all if empty."""
     concurrency: int
 
 
 def serve(app: Orchestrator, serving: Serving) -> None:
-    """Serve until SIGTERM or Ctrl-C; what is under way is finished."""
-    tasks = _served(app, serving.services)
+    """Serve until SIGTERM or Ctrl-C, then finish running requests."""
+    tasks = _tasks_to_serve(app, serving.services)
     settings = app.settings
     keys = service_keys(settings.service_keys, settings.service_keys_file)
     services = Services(tasks, serving.concurrency, settings.max_payload, keys)
-    listener = _listen(serving.host, serving.port, asks=bool(keys))
+    listener = _listen(serving.host, serving.port, has_keys=bool(keys))
     port = listener.getsockname()[1]
-    url = serving.advertise or f"http://{_place(serving.host)}:{port}"
+    url = serving.advertise or f"http://{_public_host(serving.host)}:{port}"
     config = uvicorn.Config(
         services.application(),
         log_config=None,
@@ -179,7 +179,7 @@ def serve(app: Orchestrator, serving: Serving) -> None:
         server_header=False,
         proxy_headers=False,
         ws="none",
-        timeout_graceful_shutdown=_LAST_REQUESTS,
+        timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
     )
     log.info("service.ready tasks=%s url=%s", ",".join(sorted(tasks)), url)
     registration = None
@@ -198,42 +198,42 @@ def serve(app: Orchestrator, serving: Serving) -> None:
                 registration.end()
 
 
-def _served(app: Orchestrator, services: tuple[str, ...]) -> dict[str, Task[..., Any]]:
-    """Return the tasks to serve, by name: those whose functions do the work, and none that an executor does."""
-    elsewhere = {name: task._call_options.executor_call for name, task in app.tasks.items()}
+def _tasks_to_serve(app: Orchestrator, services: tuple[str, ...]) -> dict[str, Task[..., Any]]:
+    """Return the tasks to serve, by name, without those that have an executor: their functions are never run."""
+    executors = {name: task._call_options.executor_call for name, task in app.tasks.items()}
     for name in services:
-        app.find_task(name)  # or say which is near
-        if (call := elsewhere[name]) is not None:
+        app.find_task(name)  # raises an error that suggests similar names
+        if (call := executors[name]) is not None:
             raise ConfigurationError(
                 f"Task {name!r} cannot be served: the executor {call.name} does it, and its function is never run. "
                 f"Serve a task without an executor."
             )
-    left_out = [] if services else sorted(name for name, call in elsewhere.items() if call is not None)
+    skipped = [] if services else sorted(name for name, call in executors.items() if call is not None)
     tasks = {
-        name: task for name, task in app.tasks.items() if (not services or name in services) and elsewhere[name] is None
+        name: task for name, task in app.tasks.items() if (not services or name in services) and executors[name] is None
     }
     if not tasks:
         raise ConfigurationError("The application has no tasks to serve, but such that have an executor at most.")
-    if left_out:
-        log.info("service.tasks_left_out tasks=%s: their executors run them", ",".join(left_out))
+    if skipped:
+        log.info("service.tasks_left_out tasks=%s: their executors run them", ",".join(skipped))
     return tasks
 
 
 def _end(_number: int, _frame: object) -> None:
-    """Exit cleanly after a signal: the server raises it once more when it has stopped."""
+    """Exit cleanly after a signal: uvicorn raises the signal again when it has stopped."""
     sys.exit(0)
 
 
-def _place(host: str) -> str:
+def _public_host(host: str) -> str:
     if host in ("0.0.0.0", "::"):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host
 
 
-def _listen(host: str, port: int, *, asks: bool) -> socket.socket:
+def _listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        if not asks and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        if not has_keys and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
             raise ConfigurationError(
                 f"There is no key, and others can reach {host!r} ({address[0]}). Set service_keys, here and for the "
                 f"workers that send tasks to services (openssl rand -hex 32 makes one), or serve this machine only, at "
@@ -253,15 +253,15 @@ def _listen(host: str, port: int, *, asks: bool) -> socket.socket:
 
 log = get_logger("service")
 
-_EVERY = 5.0
-"""Seconds between two heartbeats; three of them may be lost."""
+_HEARTBEAT_INTERVAL = 5.0
+"""Seconds between two heartbeats. The registry tolerates three lost ones."""
 _TIMEOUT = 5.0
-_PLAIN = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
-"""Names that every release of the registry takes."""
+_SIMPLE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+"""Names that the registry of every release accepts."""
 
 
 class Registration:
-    """Registers in a thread of its own, and again whenever the registry has forgotten."""
+    """Registers the services in a thread of its own, and again if the registry has forgotten them."""
 
     def __init__(
         self, settings: Settings, id: str, url: str, services: Sequence[str], load: Callable[[], float]
@@ -271,54 +271,54 @@ class Registration:
         self._url = url
         self._services = list(services)
         self._load = load
-        self._over = threading.Event()
-        self._is_known = False
+        self._stopped = threading.Event()
+        self._is_registered = False
         self._has_failed = False
         self._is_refused = False
-        """The registry did not understand the last message."""
+        """Whether the registry rejected the last message as invalid."""
         self._thread = threading.Thread(target=self._run, name="registering", daemon=True)
 
     def begin(self) -> None:
         self._thread.start()
 
     def end(self) -> None:
-        """Leave: nothing more is asked for here."""
-        self._over.set()
+        """Deregister, so that no more requests are sent here."""
+        self._stopped.set()
         self._thread.join(2 * _TIMEOUT)
-        if self._is_known:
+        if self._is_registered:
             self._ask("register", services=[])
         self._http.close()
 
     def _run(self) -> None:
-        while not self._over.is_set():
-            if self._is_known:
-                self._is_known = self._ask("heartbeat")
-            if not self._is_known and not self._over.is_set():
-                self._is_known = self._register()
-            self._over.wait(_EVERY)
+        while not self._stopped.is_set():
+            if self._is_registered:
+                self._is_registered = self._ask("heartbeat")
+            if not self._is_registered and not self._stopped.is_set():
+                self._is_registered = self._register()
+            self._stopped.wait(_HEARTBEAT_INTERVAL)
 
     def _register(self) -> bool:
-        """Register what is served; one name that a registry of an earlier release refuses keeps no other out."""
+        """Register the services. If an older registry rejects some names, register only the others."""
         if self._ask("register", services=self._services):
             return True
-        plain = [name for name in self._services if _PLAIN.fullmatch(name)]
-        if not self._is_refused or plain == self._services:
+        simple = [name for name in self._services if _SIMPLE_NAME.fullmatch(name)]
+        if not self._is_refused or simple == self._services:
             return False
-        log.warning("service.registered_in_part tasks=%d names=%s", len(plain), ",".join(plain))
-        return self._ask("register", services=plain)
+        log.warning("service.registered_in_part tasks=%d names=%s", len(simple), ",".join(simple))
+        return self._ask("register", services=simple)
 
     def _post(self, path: str, body: bytes) -> Reply:
-        """Send something, once more over a new connection where the registry has closed one that was idle."""
+        """Send a message. Retry over a new connection if the registry has closed an idle one."""
         try:
             return self._http.post(path, body, _TIMEOUT)
         except Broken:
-            return self._http.post(path, body, _TIMEOUT)  # to say it twice changes nothing
+            return self._http.post(path, body, _TIMEOUT)  # repeating it is harmless
 
-    def _ask(self, what: str, **more: Any) -> bool:
-        """Send a message; False if it was not taken. The first of several failures is logged."""
-        body = {"id": self._id, "url": self._url, "load": self._load(), **more}
+    def _ask(self, call: str, **fields: Any) -> bool:
+        """Send a message. Return False if it was refused. Only the first of several failures is logged."""
+        body = {"id": self._id, "url": self._url, "load": self._load(), **fields}
         try:
-            reply = self._post(f"/workers/{what}", msgspec.json.encode(body))
+            reply = self._post(f"/workers/{call}", msgspec.json.encode(body))
             problem = "" if reply.status == 200 else f"{reply.status}: {reply.body[:300].decode('utf-8', 'replace')}"
             is_forgotten = reply.status == 404
             self._is_refused = reply.status == 422
@@ -326,11 +326,11 @@ class Registration:
             problem, is_forgotten = str(error), False
         if problem and not is_forgotten and not self._has_failed:
             log.warning(
-                "service.not_registered url=%s call=%s error=%s: it is tried again", self._http.url, what, problem
+                "service.not_registered url=%s call=%s error=%s: it is tried again", self._http.url, call, problem
             )
-        elif not problem and (self._has_failed or (what == "register" and self._services == more.get("services"))):
+        elif not problem and (self._has_failed or (call == "register" and self._services == fields.get("services"))):
             log.info("service.registered url=%s id=%s", self._http.url, self._id)
         self._has_failed = bool(problem) and not is_forgotten
-        if problem and not is_forgotten and what == "heartbeat":
-            return True  # it is known there, for all we know
+        if problem and not is_forgotten and call == "heartbeat":
+            return True  # assume that the registration still exists
         return not problem

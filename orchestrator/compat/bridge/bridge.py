@@ -1,4 +1,4 @@
-"""The bridge itself: moves messages in, follows their tasks to the end, and gives back what has not started."""
+"""The bridge: moves messages into the task queue, follows their tasks, and returns messages that have not started."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
 log = get_logger("bridge")
 
 _BATCH = 1_000
-"""Messages that one transaction enqueues."""
-_BEAT = 3.0
-"""Seconds after which a bridge that has nothing to do says that it lives, and looks for what dead ones left."""
+"""Messages that one transaction enqueues, at most."""
+_HEARTBEAT_INTERVAL = 3.0
+"""Seconds between two heartbeats of an idle bridge, which also looks for messages of dead bridges."""
 _POLL = 0.02
-"""Seconds between two looks for a message: no command of Redis waits for one of many lists and leaves it there."""
-_LOOK_AGAIN = 5.0
-"""Seconds after which ends are looked up that may not have been announced."""
-_LOOK_AT_ONCE = 5_000
-_PAUSE = 1.0
-"""Seconds before something is tried again while a server is away."""
+"""Seconds between two polls for messages: no Redis command waits for several lists without popping from one."""
+_RECHECK_INTERVAL = 5.0
+"""Seconds after which the ends of tasks are looked up, in case an announcement was missed."""
+_RECHECK_BATCH = 5_000
+_RETRY_PAUSE = 1.0
+"""Seconds before a retry while a server is down."""
 
 
 class Bridge:
-    """A bridge from some queues."""
+    """Moves messages from some queues of Celery."""
 
     def __init__(self, app: Orchestrator, source: CeleryQueues, transits: Sequence[Transit], calls: Calls) -> None:
         backend = app._client.backend.tasks
         if not isinstance(backend, TaskBackend):
             raise OrchestratorError("A bridge needs the database itself. Run it without ORCHESTRATOR_API_URL.")
         self._source = source
-        self._away = _away(source)
+        self._temporary_errors = _temporary_errors(source)
         self._transits = transits
         self._calls = calls
         self._tasks = backend
@@ -66,13 +66,13 @@ class Bridge:
         self.moved = 0
 
     def stop(self) -> None:
-        """End when the present batch is done; whatever is left waits for the next bridge."""
+        """Stop after the current batch. Remaining messages wait for the next bridge."""
         self._stopped.set()
         self._wake.set()
         self._ends.wake()
 
     def run(self, *, once: bool = False) -> None:
-        """Move messages until this is stopped; if it is for `once`, until none is left."""
+        """Move messages until stopped. With `once`, return when none is left."""
         if not once:
             threading.Thread(target=self._ends.run, daemon=True).start()
         has_begun = False
@@ -87,10 +87,10 @@ class Bridge:
                     if once:
                         break
                     self._await_message()
-            except self._away as error:
+            except self._temporary_errors as error:
                 self._outage.failed(first_line(error))
-                has_begun = False  # what it had taken is on its list, and what it had confirmed is not followed
-                self._stopped.wait(_PAUSE)
+                has_begun = False  # taken messages are on its list, and confirmed ones may be unfollowed
+                self._stopped.wait(_RETRY_PAUSE)
         for transit in self._transits:
             transit.retire()
 
@@ -103,35 +103,35 @@ class Bridge:
                 pass
 
     def _await_message(self) -> None:
-        """Wait until a message comes, or it is time for a sign of life."""
+        """Wait until a message arrives, or a heartbeat is due."""
         lists = [key for transit in self._transits for key in transit.lists]
-        until = time.monotonic() + _BEAT
-        while not self._wake.wait(_POLL) and time.monotonic() < until and not self._source.redis.exists(*lists):
+        deadline = time.monotonic() + _HEARTBEAT_INTERVAL
+        while not self._wake.wait(_POLL) and time.monotonic() < deadline and not self._source.redis.exists(*lists):
             pass
         self._wake.clear()
 
     # -- messages in
 
     def _move(self, transit: Transit) -> int:
-        """Take a batch of messages and make tasks of them, and of what dead bridges had taken; return how many."""
+        """Take a batch of messages, and those of dead bridges, and enqueue them as tasks. Return how many."""
         moved = 0
         for bridge in transit.beat():
-            while left := transit.taken_by(bridge, _BATCH):
-                moved += self._enqueue(transit, bridge, left)
+            while messages := transit.taken_by(bridge, _BATCH):
+                moved += self._enqueue(transit, bridge, messages)
             if transit.leave(bridge):
                 self._follow_open(transit)
         self._source.upkeep()
         return moved + self._enqueue(transit, transit.name, transit.take(sorted(islice(new_ids(), _BATCH))))
 
     def _enqueue(self, transit: Transit, bridge: str, taken: Sequence[Taken]) -> int:
-        """Make tasks of messages."""
+        """Enqueue messages as tasks."""
         if not taken:
             return 0
         tasks, refused, answered = self.prepare(taken)
         followed = self._create(tasks, refused) | dict(zip(answered, answered, strict=True))
-        for one in taken:
-            if reason := refused.get(one.id):
-                name = self._source.name(one.message)
+        for entry in taken:
+            if reason := refused.get(entry.id):
+                name = self._source.name(entry.message)
                 log.warning("bridge.put_aside queue=%s message=%s: %s", transit.queue, name, reason)
         transit.confirm(bridge, taken, followed)
         self._ends.follow(transit, followed.items())
@@ -140,10 +140,10 @@ class Bridge:
         return len(taken)
 
     def _create(self, tasks: Sequence[NewTask], refused: dict[bytes, str]) -> dict[bytes, bytes]:
-        """Create tasks, and return which task each is; one that cannot be stored keeps no other back."""
+        """Create tasks. Return the task of each message. A task that cannot be stored does not affect the others."""
         try:
             return dict(zip((task.id for task in tasks), self._tasks.enqueue_missing(tasks), strict=True))
-        except self._away:
+        except self._temporary_errors:
             raise
         except (OrchestratorError, DataError) as error:
             if len(tasks) == 1:
@@ -153,9 +153,9 @@ class Bridge:
             return self._create(tasks[:half], refused) | self._create(tasks[half:], refused)
 
     def prepare(self, taken: Iterable[Taken]) -> tuple[list[NewTask], dict[bytes, str], dict[bytes, str]]:
-        """Return the tasks of messages, why some are put aside, and what callers of others are answered.
+        """Convert messages. Return the tasks, the reasons to put some aside, and the errors to answer callers with.
 
-        Nothing is written. A message that is answered is open without a task: `_refusal` says why.
+        Nothing is written. A message answered with an error is open without a task: `_refusal` returns the error.
         """
         tasks: list[NewTask] = []
         refused: dict[bytes, str] = {}
@@ -163,37 +163,37 @@ class Bridge:
         for id, message in taken:
             try:
                 tasks.append(msgspec.structs.replace(self._calls.task(self._source.read(message)), id=id))
-            except Exception as error:  # noqa: BLE001  # such as of a function that computes a key
+            except Exception as error:  # noqa: BLE001  # for example, from a function that computes a key
                 is_answered = isinstance(error, InvalidTask) and self._source.has_caller(message)
                 (answered if is_answered else refused)[id] = str(error) or type(error).__name__
         return tasks, refused, answered
 
     def _refusal(self, message: bytes) -> InvalidTask | None:
-        """Return why a call can become no task."""
+        """Return the error because of which a message cannot become a task, if there is one."""
         try:
             self._calls.task(self._source.read(message))
         except InvalidTask as error:
             return error
         return None
 
-    # -- messages back
+    # -- returning messages
 
-    def give_back(self, patience: float = 30.0) -> int:
-        """Give messages back whose tasks no worker was given yet, and those that were put aside; return how many.
+    def give_back(self, timeout: float = 30.0) -> int:
+        """Return messages to their queue that were put aside, or whose tasks no worker has received. Return how many.
 
-        No other bridge may run. If this is interrupted, the next bridge gives back what the leader has withdrawn.
+        No other bridge may run. If this is interrupted, the next bridge returns messages whose tasks were canceled.
         """
-        given = 0
+        returned = 0
         for transit in self._transits:
             try:
-                given += self._give_aside(transit)
+                returned += self._give_back_aside(transit)
             finally:
                 transit.leave(transit.name)
-            self._withdraw([id for id, kept in transit.each(transit.open) if kept.task == id], patience)
+            self._withdraw([id for id, kept in transit.each(transit.open) if kept.task == id], timeout)
             self._follow_open(transit)
-        return given + self._ends.give_back()
+        return returned + self._ends.give_back()
 
-    def _give_aside(self, transit: Transit) -> int:
+    def _give_back_aside(self, transit: Transit) -> int:
         dead = transit.beat()
         if transit.others():
             raise OrchestratorError(
@@ -206,20 +206,20 @@ class Bridge:
         aside = [(id, self._source.list_of(transit.queue, kept.message)) for id, kept in transit.each(transit.aside)]
         return sum(transit.give(transit.aside, part) for part in _slices(aside))
 
-    def _withdraw(self, tasks: Sequence[bytes], patience: float) -> None:
-        """Have the leader cancel what no worker was given yet."""
+    def _withdraw(self, tasks: Sequence[bytes], timeout: float) -> None:
+        """Have the leader cancel the tasks that no worker has received, and wait until it has."""
         for part in _slices(tasks):
             self._tasks.withdraw(part)
-        until = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         while not self._tasks.are_withdrawn():
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise OrchestratorError(
-                    f"No scheduler has withdrawn the tasks within {patience:g} s. Start one, and run this again."
+                    f"No scheduler has withdrawn the tasks within {timeout:g} s. Start one, and run this again."
                 )
             time.sleep(0.05)
 
     def follow_to_the_end(self) -> None:
-        """Write the results of all open tasks, until there are none."""
+        """Write back the results of all open tasks, and return when none is left."""
         for transit in self._transits:
             self._follow_open(transit)
         self._ends.run(once=True)
@@ -229,7 +229,7 @@ class Bridge:
 
 
 class _Ends:
-    """Follows tasks to their ends, and has these written back. What it follows is in Redis, and read at the start."""
+    """Follows tasks, and writes their ends to Celery. The followed tasks are stored in Redis, and read at the start."""
 
     def __init__(
         self,
@@ -241,29 +241,29 @@ class _Ends:
         refusal: Callable[[bytes], InvalidTask | None],
     ) -> None:
         self._has_sent = has_sent
-        """Set when messages were sent that follow a task."""
+        """Set when messages were sent as a follow-up of a task."""
         self._refusal = refusal
         self._client = app._client
         self._source = source
-        self._away = _away(source)
+        self._temporary_errors = _temporary_errors(source)
         self._tasks = tasks
         self._stopped = stopped
         self._awaited: dict[bytes, list[tuple[Transit, bytes]]] = {}
-        """By the task to follow: the messages that became it."""
+        """The messages of each followed task: several if they have the same unique key."""
         self._lock = threading.Lock()
-        self._heard: deque[bytes] = deque()
+        self._to_check: deque[bytes] = deque()
         self._has_missed = False
         self.given = 0
-        """Messages that were given back."""
+        """Number of messages returned to their queue."""
         self._wake = threading.Event()
         self._outage = Outage(log, "where results are read or written", "they are written later")
 
     def wake(self) -> None:
-        """Look at once."""
+        """Check for ends now."""
         self._wake.set()
 
     def follow(self, transit: Transit, tasks: Iterable[tuple[bytes, bytes]]) -> None:
-        """Follow tasks, given as the ids of messages and of tasks."""
+        """Follow tasks, given as pairs of message id and task id."""
         new: list[bytes] = []
         with self._lock:
             for id, task in tasks:
@@ -271,56 +271,56 @@ class _Ends:
                 if (transit, id) not in messages:
                     messages.append((transit, id))
                     new.append(task)
-        self._tasks._waiting.announcements.listen_all(new, self._hear)
-        self._heard.extend(new)  # their ends may have been announced before
+        self._tasks._waiting.announcements.listen_all(new, self._on_ended)
+        self._to_check.extend(new)  # their ends may have been announced before
         self._wake.set()
 
-    def _hear(self, ended: Ended | None) -> None:
+    def _on_ended(self, ended: Ended | None) -> None:
         if ended is None:
             self._has_missed = True
         else:
-            self._heard.append(ended.id)
+            self._to_check.append(ended.id)
         self._wake.set()
 
     def give_back(self) -> int:
-        """Give back what the leader has withdrawn, so that the oldest is the first in line; return how many."""
-        before = self.given
+        """Return messages whose tasks the leader has canceled, the oldest to the front of its list. Return how many."""
+        previous = self.given
         for ids in _slices(sorted(self._awaited, reverse=True)):
             self._settle(self._tasks.find_ends(ids))
-        return self.given - before
+        return self.given - previous
 
     def run(self, *, once: bool = False) -> None:
-        """Write ends back until this is stopped; if it is for `once`, until nothing is left to follow."""
-        look_at = time.monotonic() + _LOOK_AGAIN
+        """Write ends back until stopped. With `once`, return when no task is left to follow."""
+        recheck_at = time.monotonic() + _RECHECK_INTERVAL
         while not self._stopped.is_set() and not (once and not self._awaited):
-            self._wake.wait(max(0.0, look_at - time.monotonic()))
+            self._wake.wait(max(0.0, recheck_at - time.monotonic()))
             self._wake.clear()
-            if self._has_missed or time.monotonic() >= look_at:
-                look_at = time.monotonic() + _LOOK_AGAIN
-                self._heard.extend(self._longest_not_asked(None if self._has_missed else _LOOK_AT_ONCE))
+            if self._has_missed or time.monotonic() >= recheck_at:
+                recheck_at = time.monotonic() + _RECHECK_INTERVAL
+                self._to_check.extend(self._next_to_check(None if self._has_missed else _RECHECK_BATCH))
                 self._has_missed = False
-            asked = list(dict.fromkeys(self._take_heard()))
+            tasks = list(dict.fromkeys(self._pop_checks()))
             try:
-                for ids in _slices(asked):
+                for ids in _slices(tasks):
                     self._settle(self._tasks.find_ends(ids))
                 self._outage.worked()
-            except self._away as error:
+            except self._temporary_errors as error:
                 self._outage.failed(first_line(error))
-                self._heard.extend(asked)
-                self._stopped.wait(_PAUSE)
+                self._to_check.extend(tasks)
+                self._stopped.wait(_RETRY_PAUSE)
                 self._wake.set()
 
-    def _longest_not_asked(self, most: int | None) -> list[bytes]:
-        """Return tasks of which nothing was heard, in turn."""
+    def _next_to_check(self, limit: int | None) -> list[bytes]:
+        """Return the tasks that were not checked for the longest time."""
         with self._lock:
-            tasks = list(islice(self._awaited, most))
+            tasks = list(islice(self._awaited, limit))
             for task in tasks:
                 self._awaited[task] = self._awaited.pop(task)
         return tasks
 
-    def _take_heard(self) -> Iterator[bytes]:
-        while self._heard:
-            task = self._heard.popleft()
+    def _pop_checks(self) -> Iterator[bytes]:
+        while self._to_check:
+            task = self._to_check.popleft()
             if task in self._awaited:
                 yield task
 
@@ -339,7 +339,7 @@ class _Ends:
                     withdrawn.append((id, self._source.list_of(transit.queue, message)))
                     continue
                 try:
-                    follow_ups = self._write(message, ended, partial(self._follow_up, transit, id))
+                    follow_ups = self._write_back(message, ended, partial(self._follow_up, transit, id))
                 except NotYet:
                     postponed.add(ended.id)
                     continue
@@ -357,15 +357,15 @@ class _Ends:
             for ended in ends:
                 self._awaited.pop(ended.id, None)
         for ended in ends:
-            self._tasks._waiting.announcements.forget(ended.id, self._hear)
+            self._tasks._waiting.announcements.forget(ended.id, self._on_ended)
 
     def _follow_up(self, transit: Transit, id: bytes, messages: Sequence[tuple[str, bytes]]) -> None:
         transit.follow_up(id, messages)
         if messages:
             self._has_sent.set()
 
-    def _write(self, message: bytes, ended: Ended, settle: Settle) -> Sequence[tuple[str, bytes]] | None:
-        """Write an end back; return what follows, or None if that failed: the next bridge tries it again."""
+    def _write_back(self, message: bytes, ended: Ended, settle: Settle) -> Sequence[tuple[str, bytes]] | None:
+        """Write the end of a task to Celery. Return follow-up messages, or None for a retry by the next bridge."""
         try:
             if ended.state == TaskState.SUCCESS:
                 return self._source.succeed(message, Handle[Any](self._client, ended.id)._value(ended), settle)
@@ -377,7 +377,7 @@ class _Ends:
             return self._source.fail(message, ended.state, ended.error and open_error(ended.error), settle)
         except NotYet:
             raise
-        except self._away:
+        except self._temporary_errors:
             raise
         except Exception as error:  # noqa: BLE001 - one message must not stop the others
             name = self._source.name(message)
@@ -385,8 +385,8 @@ class _Ends:
             return None
 
 
-def _away(source: CeleryQueues) -> tuple[type[Exception], ...]:
-    """Return the errors of servers that are away for a while."""
+def _temporary_errors(source: CeleryQueues) -> tuple[type[Exception], ...]:
+    """Return the errors that mean a server is temporarily down."""
     return (*source.unreachable, Unavailable, Uncertain, RedisError)
 
 

@@ -1,4 +1,4 @@
-"""Calls of another task queue as tasks of ours."""
+"""Converts calls of another task queue into tasks."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ class Unreadable(OrchestratorError):
 
 
 class NotYet(OrchestratorError):
-    """The end of a task cannot be written back now; it is tried again."""
+    """The end of a task cannot be written back now. The bridge retries later."""
 
 
 class Call(NamedTuple):
-    """What a message of another task queue asks for."""
+    """A call, as read from a message of another task queue."""
 
     function: str
     arguments: Sequence[Any]
     keywords: Mapping[str, Any]
     options: Mapping[str, Any] = {}
-    """Options of ours that the message decides."""
+    """Task options that the message sets."""
     retries_done: int = 0
-    """How often it was retried over there."""
+    """Retries that the other task queue has already made."""
     message: Mapping[str, Any] = {}
-    """What a task written for Celery finds in `self.request`."""
+    """Fields of `self.request` for a task written for Celery."""
 
 
 class Calls:
-    """Makes tasks of calls. With an application, names and arguments are checked, and its options hold."""
+    """Creates tasks from calls. With an application, names and arguments are checked, and its task options apply."""
 
     def __init__(self, app: Orchestrator, renamed: Mapping[str, str], queue: str | None, *, is_checked: bool) -> None:
         self._app = app
@@ -50,16 +50,16 @@ class Calls:
         self._is_checked = is_checked
 
     def errbacks(self) -> dict[str, Callable[..., Any]]:
-        """Return functions with the signatures of tasks, by their names in Celery, which decide how it calls errbacks.
+        """Return functions with the signatures of tasks, by Celery names. Celery inspects them to call errbacks.
 
-        Celery gives the id alone to tasks that have `bind=True`.
+        A task with `bind=True` is left out: Celery passes it only the id.
         """
         names = {**{name: name for name in self._app.tasks}, **self._renamed}
-        tasks = {name: self._app.tasks[ours] for name, ours in names.items() if ours in self._app.tasks}
+        tasks = {name: self._app.tasks[task] for name, task in names.items() if task in self._app.tasks}
         return {name: _header(task) for name, task in tasks.items() if not getattr(task.function, "bind", False)}
 
     def task(self, call: Call) -> NewTask:
-        """Return the task of a call; nothing is written."""
+        """Return the task of a call, without writing it."""
         name = self._renamed.get(call.function, call.function)
         options = {**self._common, **call.options}
         if not self._is_checked:
@@ -72,9 +72,9 @@ class Calls:
             )
         task = self._app.tasks[name]
         if call.retries_done:
-            options["retries"] = _left(task._call_options.retries, call.retries_done)
+            options["retries"] = _remaining_retries(task._call_options.retries, call.retries_done)
         arguments, keywords = call.arguments, call.keywords
-        if _takes_message(task.function):
+        if _takes_celery_message(task.function):
             message = {MESSAGE: call.message} if call.message else {}
             arguments, keywords = tagged_call(arguments, {**keywords, **message})
         return (task.options(**options) if options else task)._new(arguments, keywords)
@@ -88,16 +88,16 @@ def _header(task: Task[..., Any]) -> Callable[..., Any]:
 
 
 @lru_cache(maxsize=4096)
-def _takes_message(function: Any) -> bool:
-    """Say whether this is a task of `orchestrator.compat.celery`."""
+def _takes_celery_message(function: Any) -> bool:
+    """Return whether a function is a task of `orchestrator.compat.celery`."""
     return MESSAGE in signature(function).parameters
 
 
-def _left(retries: Any, done: int) -> Any:
-    """Return how often a task is tried again that was tried again so often elsewhere."""
+def _remaining_retries(retries: Any, done: int) -> Any:
+    """Return the retries of a task that remain after `done` retries elsewhere."""
     if not isinstance(retries, Retry):
         return max(0, retries - done)
-    waits = retries.backoff
-    if isinstance(waits, tuple):
-        waits = waits[done:] or waits[-1:]
-    return replace(retries, max=max(0, retries.max - done), backoff=waits)
+    backoff = retries.backoff
+    if isinstance(backoff, tuple):
+        backoff = backoff[done:] or backoff[-1:]
+    return replace(retries, max=max(0, retries.max - done), backoff=backoff)

@@ -1,7 +1,7 @@
-"""Celery's messages on Redis, as kombu writes them, and what Celery does when a task has ended.
+"""Celery's messages on Redis, as kombu writes them, and Celery's actions after the end of a task.
 
-Celery's own code writes results and sends what follows (chains, callbacks, chords), so that both are as its clients
-expect. It sends into memory here: the bridge moves those messages to Redis in the step that settles the task.
+Celery's own code writes results and sends follow-up messages (chains, callbacks, chords), so that they match what its
+clients expect. It sends into memory: the bridge moves those messages to Redis in the same step that settles the task.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from orchestrator.telemetry import get_logger
 log = get_logger("bridge")
 
 Settle = Callable[[Sequence[tuple[str, bytes]]], None]
-"""Forgets a message whose task has ended, and sends those that follow it to their lists, in one step."""
+"""Settles a message whose task has ended, and sends its follow-up messages to their lists, in one atomic step."""
 
-_RESTORED_AT_ONCE = 1_000
-_RESTORE_EVERY = 10.0
-"""Seconds between two looks for messages of dead workers, as in kombu."""
+_RESTORE_BATCH = 1_000
+_RESTORE_INTERVAL = 10.0
+"""Seconds between two checks for messages of dead workers, as in kombu."""
 _ERRORS = {
     "WorkerLost": exceptions.WorkerLostError,
     "orchestrator.errors.SoftTimeout": exceptions.SoftTimeLimitExceeded,
     "orchestrator.errors.TaskTimeout": exceptions.TimeLimitExceeded,
 }
-"""Celery's errors, by the kinds of ours that mean the same."""
+"""Celery's exceptions, by the equivalent error type of this package."""
 _COMPAT = "orchestrator.compat.celery.exceptions"
 _FAILED = "orchestrator_failed"
-"""The header of an errback's message that has the exception."""
-_REQUEST = ("id", "task", "args", "kwargs", "retries", "root_id", "parent_id", "group", "eta", "expires", "timelimit")
-"""What an errback is told of the request that failed."""
-_PAUSE = 1.0
-"""Seconds before a chord's body is sent again while Celery's Redis is away."""
+"""The header of an errback's message that describes the exception."""
+_FIELDS = ("id", "task", "args", "kwargs", "retries", "root_id", "parent_id", "group", "eta", "expires", "timelimit")
+"""Fields of the failed request that an errback gets."""
+_CHORD_RETRY_PAUSE = 1.0
+"""Seconds before a chord's body is sent again while Celery's Redis is down."""
 
 
 class CeleryQueues:
-    """Celery's queues on one Redis, and its results."""
+    """Celery's queues on one Redis, and its result backend."""
 
     unreachable: tuple[type[Exception], ...] = (Unreachable, BackendError)
 
@@ -77,7 +77,7 @@ class CeleryQueues:
         self._restore_after = restore_after
         self._restore_at = 0.0
         self._unwritten: list[tuple[Any, Any, int | None]] = []
-        """Results, by their keys, and for how many seconds they are kept."""
+        """Results to write: the key, the value and its time to live in seconds."""
         self._app = Celery("bridge", set_as_current=False)
         if config:
             try:
@@ -132,19 +132,19 @@ class CeleryQueues:
         headers, (arguments, keywords, _) = envelope["headers"], read_body(envelope)
         retries, options = int(headers.get("retries") or 0), read_options(envelope)
         lineage = {name: headers.get(name) for name in ("id", "root_id", "parent_id", "eta", "expires", "origin")}
-        beside = {**lineage, "retries": retries, "headers": options.get("headers", {}), "is_bridged": True}
-        if failed := headers.get(_FAILED):
-            beside["failed"] = failed
-        return Call(headers["task"], arguments, keywords, options, retries, beside)
+        request_fields = {**lineage, "retries": retries, "headers": options.get("headers", {}), "is_bridged": True}
+        if failure := headers.get(_FAILED):
+            request_fields["failed"] = failure
+        return Call(headers["task"], arguments, keywords, options, retries, request_fields)
 
     def name(self, message: bytes) -> str:
-        """Return the id of a message's task in Celery, if there is one."""
+        """Return the Celery id of a message's task, if there is one."""
         with suppress(Unreadable):
             return str(read_envelope(message)["headers"].get("id"))
         return "unknown"
 
     def has_caller(self, message: bytes) -> bool:
-        """Say whether somebody may wait for the result of a message."""
+        """Return whether a caller may wait for the result of a message."""
         headers = read_envelope(message)["headers"]
         return self.writes_results and bool(headers.get("id")) and not headers.get("ignore_result")
 
@@ -158,19 +158,19 @@ class CeleryQueues:
     # -- ends
 
     def succeed(self, message: bytes, value: Any, settle: Settle) -> list[tuple[str, bytes]]:
-        """Write a result where callers of Celery look for it; return the messages that follow, and their lists."""
-        request = self._ended(message, settle)
+        """Write a result to Celery's result backend. Return the follow-up messages, each with its list."""
+        request = self._request_of(message, settle)
         if type(value) is dict and MARK in value:
             return self._ignore(request, value[MARK], settle)
-        followers: list[tuple[Any, dict[str, Any]]] = [(one, {}) for one in request.callbacks or ()]
+        followers: list[tuple[Any, dict[str, Any]]] = [(callback, {}) for callback in request.callbacks or ()]
         if request.chain:
             followers.append((request.chain[-1], {"chain": request.chain[:-1]}))
         lineage = {"parent_id": request.id, "root_id": request.root_id or request.id}
-        for follower, more in followers:
-            self._app.signature(follower).apply_async((value,), **more, **lineage)
+        for follower, options in followers:
+            self._app.signature(follower).apply_async((value,), **options, **lineage)
         try:
             self._store(request, value, states.SUCCESS)
-        except (EncodeError, TypeError) as error:  # which Celery's workers report the same way
+        except (EncodeError, TypeError) as error:  # Celery's workers report this the same way
             list(self._sent())
             return self._fail(request, EncodeError(str(error)), "", states.FAILURE, settle)
         if request.chord:
@@ -179,22 +179,22 @@ class CeleryQueues:
         return self._follow_ups(request, settle)
 
     def fail(self, message: bytes, state: str, error: TaskError | None, settle: Settle) -> list[tuple[str, bytes]]:
-        request = self._ended(message, settle)
+        request = self._request_of(message, settle)
         if state == TaskState.CANCELLED or (error and error.kind == "TaskExpired"):
             reason = "revoked" if state == TaskState.CANCELLED else "expired"
             return self._fail(request, TaskRevokedError(reason), "", states.REVOKED, settle)
         error = error or TaskError("RuntimeError", f"The task was {state}.")
         if error.kind == f"{_COMPAT}.Ignore":
             return self._ignore(request, error.attributes, settle)
-        return self._fail(request, _raised(error), error.traceback, states.FAILURE, settle)
+        return self._fail(request, _to_celery_error(error), error.traceback, states.FAILURE, settle)
 
     def refuse(self, message: bytes, error: InvalidTask, settle: Settle) -> list[tuple[str, bytes]]:
-        """Do the same for a call that can become no task."""
-        raised = (EncodeError if isinstance(error, PayloadError) else TypeError)(str(error))
-        return self._fail(self._ended(message, settle), raised, "", states.FAILURE, settle)
+        """Write the failure of a call that cannot become a task, and return the follow-up messages."""
+        celery_error = (EncodeError if isinstance(error, PayloadError) else TypeError)(str(error))
+        return self._fail(self._request_of(message, settle), celery_error, "", states.FAILURE, settle)
 
     def _ignore(self, request: Context, mark: Mapping[str, Any], settle: Settle) -> list[tuple[str, bytes]]:
-        """Write the state that a task has set before it raised Ignore; nothing follows it."""
+        """Write the state that a task has set before it raised Ignore. There are no follow-up messages."""
         if (state := mark.get("state")) not in (None, states.IGNORED):
             self._store(request, mark.get("meta"), state)
         if request.chord:
@@ -211,14 +211,14 @@ class CeleryQueues:
             self._app.backend.mark_as_failure(request.id, error, traceback, request, store_result=stores, state=state)
         return self._follow_ups(request, settle)
 
-    def _ended(self, message: bytes, settle: Settle) -> Context:
+    def _request_of(self, message: bytes, settle: Settle) -> Context:
         """Return the request of a message whose task has ended.
 
-        Celery forgets a chord as soon as it has sent the body. So that step settles the message, too: a bridge that
-        dies afterwards has sent the body, and one that dies before leaves the chord as it was.
+        Celery deletes a chord as soon as it has sent the body. So sending the body also settles the message: if the
+        bridge dies afterwards, the body is sent; if it dies before, the chord is unchanged.
         """
-        self._app.set_current()  # in this thread: Celery's compositions lose their application on the way
-        list(self._sent())  # of one that failed
+        self._app.set_current()  # in this thread: Celery's compositions do not pass their application on
+        list(self._sent())  # discard messages of a failed attempt
         request = read_request(message)
         if request.chord:
             body = request.chord = maybe_signature(request.chord, app=self._app)
@@ -231,7 +231,7 @@ class CeleryQueues:
                         settle(messages)
                     except RedisError as error:
                         log.warning("bridge.chord_waits task=%s: %s", request.id, error)
-                        sleep(_PAUSE)
+                        sleep(_CHORD_RETRY_PAUSE)
                     else:
                         return sent
 
@@ -239,9 +239,9 @@ class CeleryQueues:
         return request
 
     def _follow_ups(self, request: Context, settle: Settle) -> list[tuple[str, bytes]]:
-        """Return what Celery has sent. A part of a chord is settled at once: repeated, it could send the body again.
+        """Return the messages that Celery has sent. Settle a chord member at once, so that the body is sent once.
 
-        If another process is sending the body, or died while it did, the part waits until that one's claim is over.
+        If another process is sending the body, or died while it did, the member waits until that claim expires.
         """
         if not request.chord:
             return list(self._sent())
@@ -254,7 +254,7 @@ class CeleryQueues:
         return []
 
     def _store(self, request: Context, value: Any, state: str, traceback: str = "") -> None:
-        """Write one result; where they are in Redis, with the next `flush`."""
+        """Write a result; to Redis, with the next `flush`."""
         backend = self._app.backend
         if not self.writes_results or request.ignore_result:
             return
@@ -263,54 +263,54 @@ class CeleryQueues:
             return
         encoded = backend.encode_result(value, state)
         meta = backend._get_result_meta(encoded, state, traceback or None, request) | {"task_id": request.id}
-        lasting = getattr(backend, "failure_expires", None) if state == states.FAILURE else None
-        self._unwritten.append((backend.get_key_for_task(request.id), backend.encode(meta), lasting or backend.expires))
+        ttl = getattr(backend, "failure_expires", None) if state == states.FAILURE else None
+        self._unwritten.append((backend.get_key_for_task(request.id), backend.encode(meta), ttl or backend.expires))
 
     def flush(self) -> None:
-        """Write what is not written yet."""
+        """Write pending results."""
         if not self._unwritten:
             return
-        unwritten, self._unwritten = self._unwritten, []  # if this fails, all of them are asked for again
+        unwritten, self._unwritten = self._unwritten, []  # if this fails, the bridge processes the ends again
         with self._app.backend.client.pipeline(transaction=False) as pipeline:
-            for key, value, lasting in unwritten:
-                pipeline.set(key, value, ex=lasting or None)
+            for key, value, ttl in unwritten:
+                pipeline.set(key, value, ex=ttl or None)
                 pipeline.publish(key, value)
             pipeline.execute()
 
     def _sent(self) -> Iterator[tuple[str, bytes]]:
-        """Yield what Celery has sent into memory meanwhile, and forget it."""
+        """Yield the messages that Celery has sent into memory, and clear them."""
         for queue, messages in Memory.queues.items():
             with suppress(Empty):
                 while message := messages.get_nowait():
                     encoded = dumps(message).encode()
                     yield self.list_of(queue, encoded), encoded
 
-    # -- messages that a worker of Celery has reserved
+    # -- messages reserved by Celery's workers
 
     def reserved(self) -> int:
-        """Return how many messages workers of Celery hold, or held when they died."""
+        """Return how many messages Celery's workers hold, or held when they died."""
         return int(self.redis.hlen(f"{self._channel.global_keyprefix}{self._channel.unacked_key}"))
 
     def upkeep(self) -> None:
-        """Give messages back to their lists that were reserved long ago, if that is wanted."""
+        """Return messages to their lists that were reserved long ago, if `restore_after` is set."""
         if self._restore_after is not None and monotonic() >= self._restore_at:
-            self._restore_at = monotonic() + _RESTORE_EVERY
+            self._restore_at = monotonic() + _RESTORE_INTERVAL
             if restored := self._restore(self._restore_after):
                 log.info("bridge.restored messages=%d: workers of Celery had reserved them", restored)
 
-    def _restore(self, after: float) -> int:
-        """Do what kombu does for workers that died."""
+    def _restore(self, min_age: float) -> int:
+        """Restore messages of dead workers, as kombu does."""
         channel, restored = self._channel, 0
         with channel.conn_or_acquire() as client:
             try:
                 with Mutex(client, channel.unacked_mutex_key, channel.unacked_mutex_expire):
                     tags = client.zrange(
-                        channel.unacked_index_key, 0, time() - after, byscore=True, offset=0, num=_RESTORED_AT_ONCE
+                        channel.unacked_index_key, 0, time() - min_age, byscore=True, offset=0, num=_RESTORE_BATCH
                     )
                     for tag in tags:
-                        kept = client.hget(channel.unacked_key, tag)
-                        _, exchange, routing_key = loads(kept) if kept else (None, "", "")
-                        if kept and not channel._lookup(exchange, routing_key):
+                        entry = client.hget(channel.unacked_key, tag)
+                        _, exchange, routing_key = loads(entry) if entry else (None, "", "")
+                        if entry and not channel._lookup(exchange, routing_key):
                             log.warning(
                                 "bridge.unroutable exchange=%s routing_key=%s: the message stays reserved",
                                 exchange,
@@ -325,30 +325,30 @@ class CeleryQueues:
 
 
 class _Errback(Task):  # type: ignore[misc]
-    """A task here that takes request, exception and traceback. Celery calls it in place; this sends it a message."""
+    """A Celery task that stands for an errback. Celery calls it directly; the call is sent as a message instead."""
 
-    typing = False  # the worker here checks the arguments
+    typing = False  # the worker of the real task checks the arguments
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Send what Celery calls it with, as data."""
+        """Send the arguments of Celery's call as data."""
         headers: dict[str, Any] = {}
         if len(args) > 1 and isinstance(args[0], Context) and isinstance(args[1], Exception):
-            request, error, *others = args
-            kind = self.backend.prepare_exception(error, "json")
-            module = kind["exc_module"]
+            request, error, *rest = args
+            description = self.backend.prepare_exception(error, "json")
+            module = description["exc_module"]
             module = _COMPAT if module in ("celery.exceptions", "billiard.exceptions") else module
-            message = kind["exc_message"]
+            message = description["exc_message"]
             headers[_FAILED] = {
-                "kind": f"{module}.{kind['exc_type']}".removeprefix("builtins."),
+                "kind": f"{module}.{description['exc_type']}".removeprefix("builtins."),
                 "args": message if isinstance(message, (list, tuple)) else [message],
             }
-            args = ({name: getattr(request, name, None) for name in _REQUEST}, repr(error), *others)
+            args = ({name: getattr(request, name, None) for name in _FIELDS}, repr(error), *rest)
         return self.apply_async(args, kwargs, headers=headers)
 
 
-def _raised(error: TaskError) -> Exception:
-    """Return what a task raised, of the class that Celery has for it."""
+def _to_celery_error(error: TaskError) -> Exception:
+    """Return a task's error as an instance of Celery's class for it."""
     module, _, name = error.kind.rpartition(".")
-    kind = _ERRORS.get(error.kind) or (module == _COMPAT and getattr(exceptions, name, None))
+    error_class = _ERRORS.get(error.kind) or (module == _COMPAT and getattr(exceptions, name, None))
     arguments = error.attributes.get(ARGS, [error.message])
-    return (kind or create_exception_cls(name, module or "builtins"))(*arguments)  # type: ignore[no-any-return]
+    return (error_class or create_exception_cls(name, module or "builtins"))(*arguments)  # type: ignore[no-any-return]

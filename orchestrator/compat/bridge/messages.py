@@ -1,4 +1,4 @@
-"""Messages of Celery's protocol, as kombu writes them."""
+"""Reads messages of Celery's protocol, as kombu writes them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ACCEPTED = {"application/json", "application/x-msgpack"}
 _OWN_HEADERS = {"lang", "task", "id", "shadow", "eta", "expires", "group", "root_id", "parent_id", "argsrepr"} | {
     *("kwargsrepr", "origin", "compression")
 }
-"""Texts among the headers that Celery itself has put there."""
+"""String headers that Celery itself sets."""
 
 
 def read_envelope(message: bytes) -> Mapping[str, Any]:
-    """Return a message with its headers, or refuse what is none."""
+    """Decode a message with its headers. Raise Unreadable if kombu did not write it."""
     try:
         envelope = loads(message)
         headers, properties = envelope["headers"], envelope["properties"]
@@ -38,7 +38,7 @@ def read_envelope(message: bytes) -> Mapping[str, Any]:
 
 
 def read_body(envelope: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
-    """Return a call's arguments, its keywords, and what else it has: callbacks, chain and chord."""
+    """Return a call's arguments, its keywords, and its embedded callbacks, chain and chord."""
     kind = envelope.get("content-type")
     if kind not in _ACCEPTED:
         raise Unreadable(f"its content type is {kind}; the bridge reads JSON and msgpack, and no pickle")
@@ -57,9 +57,9 @@ def read_body(envelope: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any], d
 
 
 def read_options(envelope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a message says about how its task runs, as options of ours."""
+    """Return the execution options of a message as task options."""
     headers, options = envelope["headers"], dict[str, Any]()
-    eta, expires = _moment(headers.get("eta")), _moment(headers.get("expires"))
+    eta, expires = _parse_time(headers.get("eta")), _parse_time(headers.get("expires"))
     if eta is not None and eta > datetime.now(UTC):
         options["eta"] = eta
     if expires is not None:
@@ -70,14 +70,14 @@ def read_options(envelope: Mapping[str, Any]) -> dict[str, Any]:
     if soft and not (hard and soft >= hard):
         options["soft_timeout"] = soft
     if priority := envelope["properties"].get("priority"):
-        options["priority"] = max(-100, -priority)  # on Redis, Celery's 0 goes first
+        options["priority"] = max(-100, -priority)  # on Redis, Celery runs priority 0 first
     own = {name: value for name, value in headers.items() if name not in _OWN_HEADERS and isinstance(value, str)}
     if own:
         options["headers"] = own
     return options
 
 
-def _moment(text: Any) -> datetime | None:
+def _parse_time(text: Any) -> datetime | None:
     try:
         moment = datetime.fromisoformat(text) if text else None
     except (ValueError, TypeError):
@@ -86,7 +86,7 @@ def _moment(text: Any) -> datetime | None:
 
 
 def read_request(message: bytes) -> Context:
-    """Return a message as Celery's code knows the task that it runs."""
+    """Return a message as Celery's request context."""
     envelope = read_envelope(message)
     arguments, keywords, embedded = read_body(envelope)
     delivery = envelope["properties"].get("delivery_info") or {}

@@ -1,11 +1,11 @@
-"""The messages of one old queue in transit, in the Redis of that queue.
+"""The messages of a Celery queue in transit, in the Redis of that queue.
 
 Keys, all below `orchestrator:bridge:<queue>`:
 
-    woken            list: messages that a bridge of the previous release was woken with
-    taken:<bridge>   list: the id of the task and the message, which that bridge is enqueueing
+    woken            list: messages moved here by a bridge of the previous release
+    taken:<bridge>   list: task id and message, for messages that this bridge is enqueueing
     open             hash: id of the message's task -> id of the task to follow, and the message
-    aside            hash: the same, of messages that cannot become tasks
+    aside            hash: the same for messages that cannot become tasks
     bridges          sorted set: bridges by the time at which they count as dead
 """
 
@@ -18,19 +18,19 @@ from uuid import uuid4
 from redis import Redis
 
 _ID = 16
-"""Bytes of an id."""
-_NOBODY = bytes(_ID)
+"""Size of an id in bytes."""
+_NO_TASK = bytes(_ID)
 _TTL = 10
-"""Seconds without a sign of life after which a bridge counts as dead."""
+"""Seconds without a heartbeat after which a bridge counts as dead."""
 
-_MOST_BYTES = 16 * 1024 * 1024
-"""Bytes after which a bridge takes no more messages at once."""
+_MAX_BYTES = 16 * 1024 * 1024
+"""Bytes of messages that a bridge takes at once, roughly."""
 
 _TAKE = f"""
 local taken, size = {{}}, 0
 redis.call('ZADD', KEYS[1], 'NX', 0, ARGV[1])
 for place = 3, #KEYS do
-    while #taken < #ARGV - 1 and size < {_MOST_BYTES} do
+    while #taken < #ARGV - 1 and size < {_MAX_BYTES} do
         local message = redis.call('RPOP', KEYS[place])
         if not message then break end
         message = ARGV[#taken + 2] .. message
@@ -80,26 +80,26 @@ class Taken(NamedTuple):
     """A message that a bridge has taken."""
 
     id: bytes
-    """Of the task that it becomes."""
+    """Id of the future task."""
     message: bytes
 
 
 class Kept(NamedTuple):
-    """A message whose task is open."""
+    """An open message, or one that was put aside."""
 
     task: bytes
-    """The task to follow: another than the message's own where that has a unique key."""
+    """Id of the task to follow. With a unique key, it may be the task of another message."""
     message: bytes
 
 
 class Transit:
-    """The way of one queue's messages."""
+    """The state of one queue's messages in Redis."""
 
     def __init__(self, redis: Redis, queue: str, lists: Sequence[str], prefix: str = "") -> None:
         base = f"{prefix}orchestrator:bridge:{queue}"
         self.queue = queue
         self.lists = [f"{base}:woken", *lists]
-        """Where messages wait, the most urgent first: a bridge of the previous release moved some to the first list."""
+        """The lists of waiting messages, the most urgent first. A bridge of the previous release wrote to the first."""
         self.open = f"{base}:open"
         self.aside = f"{base}:aside"
         self.name = uuid4().hex
@@ -112,26 +112,26 @@ class Transit:
     def _taken(self, bridge: str) -> str:
         return f"{self._base}:taken:{bridge}"
 
-    # -- the bridges
+    # -- bridges
 
     def beat(self) -> list[str]:
-        """Say that this bridge lives; return those that do not."""
+        """Write this bridge's heartbeat. Return the names of dead bridges."""
         now = int(self._now())
         self._redis.zadd(self._bridges, {self.name: now + _TTL})
         dead: Any = self._redis.zrangebyscore(self._bridges, 0, now)
         return [name.decode() for name in dead]
 
     def others(self) -> int:
-        """Return how many other bridges live."""
+        """Return the number of other living bridges."""
         living: Any = self._redis.zcount(self._bridges, int(self._now()) + 1, "+inf")
         return int(living) - (self._redis.zscore(self._bridges, self.name) is not None)
 
     def retire(self) -> None:
-        """Count as dead from now on, so that another bridge follows what this one has followed."""
+        """Mark this bridge as dead, so that another bridge follows its tasks."""
         self._redis.zadd(self._bridges, {self.name: 0})
 
     def leave(self, bridge: str) -> bool:
-        """Forget a bridge that has nothing on its list."""
+        """Remove a bridge with an empty list. Return whether the list was empty."""
         is_empty = not self._redis.llen(self._taken(bridge))
         if is_empty:
             self._redis.zrem(self._bridges, bridge)
@@ -144,53 +144,53 @@ class Transit:
     # -- messages
 
     def take(self, ids: Sequence[bytes]) -> list[Taken]:
-        """Take as many messages as there are ids, or all."""
+        """Take messages from the queue, one for each id, or all if there are fewer."""
         keys = [self._bridges, self._taken(self.name), *self.lists]
-        found: Any = self._take(keys, [self.name, *ids])
-        return [_read(one) for one in found]
+        entries: Any = self._take(keys, [self.name, *ids])
+        return [_read(entry) for entry in entries]
 
-    def taken_by(self, bridge: str, most: int) -> list[Taken]:
-        """Return what a bridge has taken and not enqueued yet, or is not known to have."""
-        found: Any = self._redis.lrange(self._taken(bridge), 0, most - 1)
-        return [_read(one) for one in found]
+    def taken_by(self, bridge: str, limit: int) -> list[Taken]:
+        """Return messages that a bridge has taken and not confirmed."""
+        entries: Any = self._redis.lrange(self._taken(bridge), 0, limit - 1)
+        return [_read(entry) for entry in entries]
 
     def retake_aside(self) -> None:
-        """Try what was put aside again: the application may know more tasks now."""
+        """Take messages again that were put aside: the application may have more tasks now."""
         self._retake([self.aside, self._taken(self.name)], [])
 
     def confirm(self, bridge: str, taken: Iterable[Taken], tasks: Mapping[bytes, bytes]) -> None:
-        """Keep messages that have become tasks, by the ids of these, and put the others aside."""
-        words: list[Any] = []
-        for one in taken:
-            task = tasks.get(one.id)
-            words += [one.id + one.message, *((3, _NOBODY) if task is None else (2, task))]
-        self._confirm([self._taken(bridge), self.open, self.aside], words)
+        """Move taken messages: those that have become tasks to the open ones, the others aside."""
+        arguments: list[Any] = []
+        for entry in taken:
+            task = tasks.get(entry.id)
+            arguments += [entry.id + entry.message, *((3, _NO_TASK) if task is None else (2, task))]
+        self._confirm([self._taken(bridge), self.open, self.aside], arguments)
 
     def each(self, key: str) -> Iterator[tuple[bytes, Kept]]:
         for id, kept in self._redis.hscan_iter(key, count=1_000):
             yield id, Kept(kept[:_ID], kept[_ID:])
 
     def kept(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the messages of open tasks."""
-        found: Any = self._redis.hmget(self.open, list(ids)) if ids else []
-        return {id: kept[_ID:] for id, kept in zip(ids, found, strict=True) if kept is not None}
+        """Return the open messages with these ids."""
+        entries: Any = self._redis.hmget(self.open, list(ids)) if ids else []
+        return {id: kept[_ID:] for id, kept in zip(ids, entries, strict=True) if kept is not None}
 
     def settle(self, ids: Sequence[bytes]) -> None:
-        """Forget messages whose tasks have ended."""
+        """Delete messages whose tasks have ended."""
         if ids:
             self._redis.hdel(self.open, *ids)
 
     def follow_up(self, id: bytes, messages: Sequence[tuple[str, bytes]]) -> None:
-        """Do the same for one that has others follow it; these are sent once, by whichever process does it first."""
+        """Delete a message whose task has ended, and send its follow-up messages, once, whichever process is first."""
         self._settle([self.open, *(key for key, _ in messages)], [id, *(message for _, message in messages)])
 
     def give(self, source: str, messages: Sequence[tuple[bytes, str]]) -> int:
-        """Give messages back to their lists, the last of them first in line; return how many."""
-        given: Any = self._give([source, *(key for _, key in messages)], [id for id, _ in messages])
-        return int(given)
+        """Return messages to their lists. The last message is first in line. Return how many were returned."""
+        count: Any = self._give([source, *(key for _, key in messages)], [id for id, _ in messages])
+        return int(count)
 
     def messages(self) -> Iterator[bytes]:
-        """Yield what waits or is aside, and leave it there."""
+        """Yield messages that wait or were put aside, without taking them."""
         for key in self.lists:
             for start in range(0, int(self._redis.llen(key)), 1_000):
                 page: Any = self._redis.lrange(key, -start - 1_000, -start - 1)
@@ -199,7 +199,7 @@ class Transit:
             yield kept.message
 
     def counts(self) -> dict[str, int]:
-        """Return how many messages are where."""
+        """Return the number of messages in each place."""
         bridges: Any = self._redis.zrange(self._bridges, 0, -1)
         return {
             "waiting": sum(int(self._redis.llen(key)) for key in self.lists),

@@ -1,6 +1,6 @@
 """Dramatiq's API: `import orchestrator.compat.dramatiq as dramatiq`.
 
-An actor is a task of its name. `orchestrator worker --app shop.tasks`, the module of the actors, runs them.
+An actor is a task of the same name. `orchestrator worker --app shop.tasks`, with the module of the actors, runs them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["Actor", "DramatiqError", "Message", "Retry", "actor", "app", "group"
 
 _REFUSED = refused(DRAMATIQ.names["dramatiq"])
 _MODULES: dict[str, str] = {}
-"""By the names of actors, their modules."""
+"""Modules of the actors, by actor name."""
 
 
 class Actor:
-    """A function that workers run. Called, it runs here."""
+    """A function that workers run. Calling the actor runs it in the current process."""
 
     def __init__(self, fn: Callable[..., Any], actor_name: str, queue_name: str, options: Mapping[str, Any]) -> None:
         functools.update_wrapper(self, fn)
@@ -41,7 +41,7 @@ class Actor:
         if _MODULES.setdefault(actor_name, fn.__module__) != fn.__module__:
             raise ValueError(f"An actor named {actor_name!r} is already registered.")
         DECLARED[actor_name] = self.options
-        app.task(name=actor_name, queue=queue_name, **chosen)(_called(fn))
+        app.task(name=actor_name, queue=queue_name, **chosen)(_with_piped_result(fn))
 
     @property
     def __orchestrator__(self) -> Orchestrator:
@@ -59,18 +59,18 @@ class Actor:
     def message_with_options(
         self, *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> Message:
-        """Return a call with options that is not sent yet."""
+        """Return a message with options, without sending it."""
         native_options(options)
         return Message(self.queue_name, self.actor_name, args, kwargs or {}, options)
 
     def send(self, *args: Any, **kwargs: Any) -> Message:
-        """Have a worker run it; it is durable when this returns."""
+        """Enqueue a call. It is durable when this returns."""
         return self.send_with_options(args=args, kwargs=kwargs)
 
     def send_with_options(
         self, *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> Message:
-        """Do the same with options: `delay` in milliseconds, and those of actors."""
+        """Enqueue a call with options: `delay` in milliseconds, and the options of actors."""
         message = self.message_with_options(args=args, kwargs=kwargs, **options)
         handle = message.task().enqueue(*message.args, **message.kwargs)
         return message.copy(message_id=handle.id)
@@ -92,8 +92,8 @@ def actor(
     return declare if fn is None else declare(fn)
 
 
-def _called(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of an actor as a worker calls it: a result that is piped is its last argument."""
+def _with_piped_result(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an actor's function as the worker calls it: with a piped result as the last argument."""
 
     def ordered(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
         return (*args[1:], args[0]) if kwargs.pop(PIPED, False) else args

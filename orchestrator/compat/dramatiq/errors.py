@@ -1,4 +1,4 @@
-"""Dramatiq's exceptions, as far as something here raises or understands them."""
+"""Dramatiq's exceptions, as far as this package raises or handles them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class DramatiqError(Exception):
 
 
 class ResultError(DramatiqError):
-    """A message has no result to give."""
+    """A message has no result."""
 
 
 class ResultMissing(ResultError):
@@ -18,11 +18,11 @@ class ResultMissing(ResultError):
 
 
 class ResultTimeout(ResultError):
-    """The result did not come in time."""
+    """The result was not available in time."""
 
 
 class ResultFailure(ResultError):
-    """The actor failed; carries what it raised, in words."""
+    """The actor failed. Carries the type and message of its exception."""
 
     def __init__(self, message: str = "", orig_exc_type: str = "", orig_exc_msg: str = "") -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class ResultFailure(ResultError):
 
 
 class Retry(RetryLater):
-    """An actor raises it to be tried again after `delay` milliseconds, which does not count towards its retries."""
+    """Raised by an actor to run again after `delay` milliseconds, without counting as a retry."""
 
     def __init__(self, message: str = "", delay: float | None = None) -> None:
         super().__init__((delay or 0) / 1_000)

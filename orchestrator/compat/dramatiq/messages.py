@@ -1,4 +1,4 @@
-"""Messages, pipelines and groups of Dramatiq: calls of tasks, and compositions of them."""
+"""Dramatiq's messages, pipelines and groups, as calls of tasks and compositions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from orchestrator.sdk.tasks.task import Task
 app = Orchestrator()
 
 DECLARED: dict[str, Mapping[str, Any]] = {}
-"""By the names of actors, their options."""
+"""Options of the actors, by actor name."""
 PIPED = "dramatiq_piped"
-"""The argument that tells an actor to take the result before it as its last argument: ours comes first."""
+"""Keyword argument that makes an actor take the piped result as its last argument, where compositions pass it first."""
 WAIT = 10_000
-"""Milliseconds that a result is waited for, as in Dramatiq."""
+"""Milliseconds to wait for a result by default, as in Dramatiq."""
 
 
 class Message:
@@ -53,12 +53,12 @@ class Message:
         return pipeline([self, other])
 
     def copy(self, **attributes: Any) -> Message:
-        made = copy(self)
-        vars(made).update(attributes)
-        return made
+        message = copy(self)
+        vars(message).update(attributes)
+        return message
 
     def task(self, delay: float | None = None) -> Task[..., Any]:
-        """Return its task, with the options of the call."""
+        """Return the actor's task with the options of this message."""
         own = {**self.options, **({} if delay is None else {"delay": delay})}
         chosen = native_options(own, DECLARED[self.actor_name])
         return app.find_task(self.actor_name).options(**chosen, queue=self.queue_name)
@@ -70,27 +70,27 @@ class Message:
         return task.s(*self.args, **self.kwargs, **({PIPED: True} if self.args else {}))
 
     def get_result(self, *, backend: Any = None, block: bool = False, timeout: int | None = None) -> Any:
-        """Return what the actor returned; ResultMissing if it has not, ResultTimeout after so many milliseconds."""
+        """Return the result. Raise ResultMissing if there is none, or ResultTimeout after `timeout` milliseconds."""
         handle = app.handle(self.message_id)
         if not block and handle.status() in ("pending", "dispatched", "running"):
             raise ResultMissing(repr(self))
         return waited(lambda: handle.result(timeout=_seconds(timeout)), self)
 
 
-def waited(read: Callable[[], Any], what: object) -> Any:
-    """Return a result, or raise what Dramatiq raises in place of it."""
+def waited(read: Callable[[], Any], subject: object) -> Any:
+    """Return a result, or raise Dramatiq's equivalent of the error."""
     try:
         return read()
     except NativeTimeout as error:
-        raise ResultTimeout(repr(what)) from error
+        raise ResultTimeout(repr(subject)) from error
     except TaskFailed as error:
         raise ResultFailure(str(error), error.kind, str(error)) from error
     except (TaskEnded, RunFailed) as error:
         raise ResultFailure(str(error)) from error
 
 
-class _Started:
-    """A composition: it runs once, and then has results."""
+class _Composition:
+    """A composition, which can be run once and then has results."""
 
     def __init__(self) -> None:
         self._run: Any = None
@@ -99,7 +99,7 @@ class _Started:
         raise NotImplementedError
 
     def run(self, *, delay: float | None = None) -> Any:
-        """Start it, after so many milliseconds."""
+        """Start the composition, after `delay` milliseconds."""
         self._run = self._native(delay).start()
         return self
 
@@ -118,8 +118,8 @@ class _Started:
             raise ResultMissing(repr(self))
 
 
-class pipeline(_Started):
-    """Messages one after another; each is given the result before it as its last argument."""
+class pipeline(_Composition):
+    """Messages that run one after another. Each gets the previous result as its last argument."""
 
     def __init__(self, children: Iterable[Message | pipeline], *, broker: Any = None) -> None:
         super().__init__()
@@ -142,8 +142,8 @@ class pipeline(_Started):
         return waited(lambda: self._started.result(timeout=_seconds(timeout)), self)
 
 
-class group(_Started):
-    """Messages and pipelines side by side."""
+class group(_Composition):
+    """Messages and pipelines that run concurrently."""
 
     def __init__(self, children: Iterable[Message | pipeline], *, broker: Any = None) -> None:
         super().__init__()
@@ -160,10 +160,10 @@ class group(_Started):
         parts = [one._native(delay) if isinstance(one, pipeline) else one.part(True, delay) for one in self.children]
         if not self._callbacks:
             return native_group(parts)
-        return chord(native_group(parts), native_group(one.part(True) for one in self._callbacks))
+        return chord(native_group(parts), native_group(callback.part(True) for callback in self._callbacks))
 
     def get_results(self, *, block: bool = False, timeout: int | None = None) -> Iterator[Any]:
-        """Yield the results in order; a group with completion callbacks has none."""
+        """Yield the results in order. Not available for a group with completion callbacks."""
         self._check(block)
         if self._callbacks:
             raise InvalidTask(
@@ -185,34 +185,34 @@ DEFAULTS: Mapping[str, Any] = {
     "max_backoff": 7 * 86_400_000,
     "time_limit": 600_000,
 }
-"""Of actors, as Dramatiq's middleware has them."""
+"""Default options of actors, from Dramatiq's middleware."""
 _REFUSED = refused(DRAMATIQ.calls["actor"])
 _RETRIES = ("max_retries", "min_backoff", "max_backoff", "throws")
 _SECONDS = {"time_limit": "timeout", "max_age": "expires", "delay": "delay"}
 _NO_EFFECT = ("store_results", "result_ttl", "pipe_target", "pipe_ignore")
-_MOST = 100
-"""The highest priority here."""
+_MAX_PRIORITY = 100
+"""The highest priority of a task."""
 
 
-def native_options(given: Mapping[str, Any], declared: Mapping[str, Any] = DEFAULTS) -> dict[str, Any]:
-    """Return options of an actor or a message as those of a task; `declared` are those that the actor has."""
-    found: dict[str, Any] = {}
-    for name, value in given.items():
+def native_options(options: Mapping[str, Any], declared: Mapping[str, Any] = DEFAULTS) -> dict[str, Any]:
+    """Convert options of an actor or message into task options. `declared` are the actor's own options."""
+    native: dict[str, Any] = {}
+    for name, value in options.items():
         if name in _REFUSED and value is not None:
             raise InvalidTask(f"Option {name} of Dramatiq is not covered: {_REFUSED[name]}.")
         if name in _SECONDS:
             if value is not None and value != float("inf"):
-                found[_SECONDS[name]] = value / 1_000
+                native[_SECONDS[name]] = value / 1_000
         elif name == "priority":
-            found["priority"] = max(-_MOST, min(_MOST, -value))
+            native["priority"] = max(-_MAX_PRIORITY, min(_MAX_PRIORITY, -value))
         elif name not in (*_RETRIES, *_NO_EFFECT, *_REFUSED):
             raise InvalidTask(f"Unknown option {name!r} of Dramatiq.")
-    if any(name in given for name in _RETRIES):
-        chosen = {**DEFAULTS, **declared, **given}
-        found["retries"] = Retry(
-            max=1_000_000 if chosen["max_retries"] is None else chosen["max_retries"],
-            base=max(0.001, chosen["min_backoff"] / 1_000),
-            cap=max(0.001, chosen["max_backoff"] / 1_000),
-            give_up_on=chosen.get("throws") or (),
+    if any(name in options for name in _RETRIES):
+        merged = {**DEFAULTS, **declared, **options}
+        native["retries"] = Retry(
+            max=1_000_000 if merged["max_retries"] is None else merged["max_retries"],
+            base=max(0.001, merged["min_backoff"] / 1_000),
+            cap=max(0.001, merged["max_backoff"] / 1_000),
+            give_up_on=merged.get("throws") or (),
         )
-    return found
+    return native

@@ -1,4 +1,4 @@
-"""What programs import of `dramatiq.results`; results are kept without a backend."""
+"""The names of `dramatiq.results` that programs import. Results need no backend."""
 
 from orchestrator.compat.dramatiq.errors import ResultError, ResultFailure, ResultMissing, ResultTimeout
 

@@ -1,6 +1,6 @@
 """RQ's API: `from orchestrator.compat.rq import Queue` in place of `from rq import Queue`.
 
-Jobs are tasks called `module:function`. `orchestrator rq worker --allow shop high default` runs them.
+Jobs are tasks named `module:function`. `orchestrator rq worker --allow shop high default` runs them.
 """
 
 import sys
@@ -28,17 +28,17 @@ def __getattr__(name: str) -> Any:
     return _refused("rq", name)
 
 
-_ELSEWHERE: dict[str, dict[str, Any]] = {
+_SUBMODULES: dict[str, dict[str, Any]] = {
     "rq.command": {"send_stop_job_command": lambda connection, job_id, serializer=None: cancel_job(job_id)},
     "rq.dependency": {"Dependency": Dependency},
     "rq.repeat": {"Repeat": Repeat},
     "rq.results": {"Result": Result},
     "rq.timeouts": {"JobTimeoutException": TaskTimeout},
 }
-"""What RQ's other modules have of this."""
+"""The names that RQ's submodules provide."""
 
 for _name in RQ.names:
-    if _name.startswith("rq.") and (_name in _ELSEWHERE or _name not in RQ.modules):
+    if _name.startswith("rq.") and (_name in _SUBMODULES or _name not in RQ.modules):
         _module = ModuleType(f"orchestrator.compat.{_name}", "A module of RQ: what is here, and what to use instead.")
-        vars(_module).update(_ELSEWHERE.get(_name, {}), __getattr__=partial(_refused, _name))
+        vars(_module).update(_SUBMODULES.get(_name, {}), __getattr__=partial(_refused, _name))
         sys.modules[_module.__name__] = globals()[_name.removeprefix("rq.")] = _module

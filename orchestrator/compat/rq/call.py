@@ -1,6 +1,6 @@
-"""One call of a job as a task: what RQ keeps beside a job's arguments travels in one header of the task.
+"""Calls of jobs as tasks. RQ's job data beside function and arguments travels in a header of the task.
 
-The task is called `module:function`, so that a worker runs it if its operator has allowed the module (`--allow`).
+The task is named `module:function`, so that a worker runs it if its operator has allowed the module (`--allow`).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from orchestrator.sdk.tasks.retry import Retry as NativeRetry
 
 HEADER = "rq"
 DEFAULT_TIMEOUT = 180
-"""Seconds that a job may run, as in RQ."""
+"""Default timeout of a job in seconds, as in RQ."""
 _CALLBACK_TIMEOUT = 60
-_FRONT = 1
-"""The priority of a job that was put at the front of its queue."""
+_FRONT_PRIORITY = 1
+"""Priority of a job enqueued with `at_front`."""
 _UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
 class Retry:
-    """How often a failed job is tried again, and after how many seconds each time."""
+    """The retries of a failed job, and the seconds before each."""
 
     def __init__(self, max: int, interval: int | Iterable[int] = 0, enqueue_at_front: bool = False) -> None:
         if max < 1:
@@ -46,7 +46,7 @@ class Retry:
 
 
 class Repeat:
-    """How often a job that succeeded runs again, and after how many seconds each time."""
+    """The repetitions of a successful job, and the seconds before each."""
 
     def __init__(self, times: int, interval: int | Iterable[int] = 0) -> None:
         if times < 1:
@@ -56,7 +56,7 @@ class Repeat:
 
 
 class Callback:
-    """A function, or its import path, that is called after a job."""
+    """A function, or its import path, to call after a job."""
 
     def __init__(self, func: str | Callable[..., Any], timeout: Any = None) -> None:
         self.func = func
@@ -68,10 +68,10 @@ class Callback:
 
 
 class JobInfo(msgspec.Struct, omit_defaults=True, frozen=True):
-    """What RQ knows of a job beside its function and arguments."""
+    """RQ's data of a job beside its function and arguments."""
 
     id: str | None = None
-    """The id that the program chose; without one, the task's."""
+    """The id chosen by the program; None for the task's own id."""
     description: str | None = None
     meta: dict[str, Any] = {}
     timeout: int = DEFAULT_TIMEOUT
@@ -82,23 +82,23 @@ class JobInfo(msgspec.Struct, omit_defaults=True, frozen=True):
     waits: tuple[int, ...] = ()
     """Seconds before each retry."""
     repeats: tuple[int, ...] = ()
-    """Seconds before each repetition that is left."""
+    """Seconds before each remaining repetition."""
     success: str | None = None
     failure: str | None = None
     stopped: str | None = None
-    """Callbacks, as `module:function`."""
+    """The three callbacks, as `module:function`."""
     after: tuple[str, ...] = ()
-    """The ids of the jobs that it depends on."""
+    """The ids of the jobs that this job depends on."""
     allow_failure: bool = False
 
 
 def read_info(headers: Mapping[str, str]) -> JobInfo:
-    """Return what the headers of a task say; one that did not come from here has nothing to say."""
+    """Return the job data in a task's headers, or defaults if the task is no job."""
     return msgspec.json.decode(headers[HEADER], type=JobInfo) if HEADER in headers else JobInfo()
 
 
 def task_id(job_id: str) -> UUID:
-    """Return the id of the task that a job is; an id that is no UUID has one derived from it."""
+    """Return the task id of a job. If the job id is no UUID, the task id is derived from it."""
     try:
         return UUID(job_id)
     except ValueError:
@@ -113,7 +113,7 @@ def new_task_id(info: JobInfo) -> UUID:
 
 
 def function_name(function: str | Callable[..., Any] | Callback) -> str:
-    """Return the name of the task that calls a function, `module:function`; only those of modules can be named."""
+    """Return the task name for a function, `module:function`. Only functions of modules have one."""
     if isinstance(function, Callback):
         function = function.func
     if isinstance(function, str):
@@ -155,7 +155,7 @@ def new_task(
     if info.ttl is not None:
         options["expires"] = info.ttl + max(0.0, delay)
     if info.at_front:
-        options["priority"] = _FRONT
+        options["priority"] = _FRONT_PRIORITY
     if info.result_ttl == 0:
         options["store_result"] = False
     if delay > 0:
@@ -165,7 +165,7 @@ def new_task(
 
 
 def store(app: Orchestrator, tasks: Sequence[NewTask], *, chosen: bool = False) -> None:
-    """Store tasks, all or none; inside a job, the scheduler does. Some may have `chosen` ids, and exist already."""
+    """Store tasks, all or none. Inside a job, the scheduler stores them. Tasks with `chosen` ids may exist already."""
     runtime = current_runtime()
     if runtime is not None:
         runtime.enqueue(tasks)
@@ -174,7 +174,7 @@ def store(app: Orchestrator, tasks: Sequence[NewTask], *, chosen: bool = False) 
 
 
 def waits_of(policy: Retry | Repeat | int | None) -> tuple[int, ...]:
-    """Return the seconds before each retry or repetition; the last interval holds for all that follow."""
+    """Return the seconds before each retry or repetition. The last interval is used for the remaining ones."""
     if policy is None:
         return ()
     if isinstance(policy, int):
@@ -184,7 +184,7 @@ def waits_of(policy: Retry | Repeat | int | None) -> tuple[int, ...]:
 
 
 def parse_timeout(timeout: float | str | None) -> int | None:
-    """Return a timeout in seconds: a number, or a text such as `1h`."""
+    """Return a timeout in seconds, from a number or a text such as `1h`."""
     try:
         return None if timeout is None else int(timeout)
     except ValueError:
@@ -196,18 +196,18 @@ def parse_timeout(timeout: float | str | None) -> int | None:
         ) from None
 
 
-def _intervals(given: int | Iterable[int]) -> list[int]:
-    intervals = [given] if isinstance(given, int) else list(given)
-    if any(interval < 0 for interval in intervals):
+def _intervals(interval: int | Iterable[int]) -> list[int]:
+    intervals = [interval] if isinstance(interval, int) else list(interval)
+    if any(seconds < 0 for seconds in intervals):
         raise ValueError("interval: negative numbers are not allowed")
     return intervals or [0]
 
 
-Followed = Callback | Callable[..., Any] | str | None
+CallbackOption = Callback | Callable[..., Any] | str | None
 
 
 class JobStatus(StrEnum):
-    """Where a job stands."""
+    """The states of RQ's jobs."""
 
     CREATED = "created"
     QUEUED = "queued"
@@ -228,11 +228,11 @@ STATUSES = {
     "cancelled": JobStatus.CANCELED,
     "skipped": JobStatus.CANCELED,
 }
-"""By the states of tasks; what is pending depends."""
+"""Job states by task state. The state of a pending task needs more information."""
 
 
 class Dependency:
-    """Jobs that must have ended before another starts."""
+    """Jobs that must end before another job starts."""
 
     def __init__(self, jobs: Any, allow_failure: bool = False, enqueue_at_front: bool = False) -> None:
         self.dependencies = list(jobs) if isinstance(jobs, (list, tuple)) else [jobs]
@@ -244,10 +244,10 @@ class Dependency:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a job has ended."""
+    """The outcome of a job."""
 
     class Type(Enum):
-        """Whether it succeeded."""
+        """Kinds of outcomes."""
 
         SUCCESSFUL = 1
         FAILED = 2
@@ -266,7 +266,7 @@ def job_info(
     timeout: float | str | None = None,
     result_ttl: float | str | None = None,
     ttl: float | str | None = None,
-    failure_ttl: Any = None,  # the retention of the queue decides
+    failure_ttl: Any = None,  # the retention of the queue applies
     description: str | None = None,
     depends_on: Any = None,
     job_id: str | None = None,
@@ -274,12 +274,12 @@ def job_info(
     meta: Mapping[str, Any] | None = None,
     retry: Retry | int | None = None,
     repeat: Repeat | int | None = None,
-    on_success: Followed = None,
-    on_failure: Followed = None,
-    on_stopped: Followed = None,
+    on_success: CallbackOption = None,
+    on_failure: CallbackOption = None,
+    on_stopped: CallbackOption = None,
 ) -> JobInfo:
-    """Return what travels with a job that has these options of `enqueue_call`."""
-    needed = depends_on if isinstance(depends_on, Dependency | None) else Dependency(depends_on)
+    """Return the job data for these options of `enqueue_call`."""
+    dependency = depends_on if isinstance(depends_on, Dependency | None) else Dependency(depends_on)
     seconds = parse_timeout(timeout)
     return JobInfo(
         id=job_id,
@@ -288,16 +288,16 @@ def job_info(
         timeout=default_timeout if seconds is None else seconds,
         ttl=parse_timeout(ttl),
         result_ttl=parse_timeout(result_ttl),
-        at_front=at_front or (needed is not None and needed.enqueue_at_front),
+        at_front=at_front or (dependency is not None and dependency.enqueue_at_front),
         waits=waits_of(retry),
         repeats=waits_of(repeat),
         success=None if on_success is None else function_name(on_success),
         failure=None if on_failure is None else function_name(on_failure),
         stopped=None if on_stopped is None else function_name(on_stopped),
-        after=tuple(one if isinstance(one, str) else one.id for one in needed.dependencies) if needed else (),
-        allow_failure=needed is not None and needed.allow_failure,
+        after=tuple(job if isinstance(job, str) else job.id for job in dependency.dependencies) if dependency else (),
+        allow_failure=dependency is not None and dependency.allow_failure,
     )
 
 
 OPTIONS = (*(job_info.__kwdefaults__ or ()),)
-"""The names of these options."""
+"""The names of the options of `job_info`."""

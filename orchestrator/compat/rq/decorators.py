@@ -10,7 +10,7 @@ from orchestrator.compat.rq.queue import Queue
 
 
 class job:
-    """Give a function a `delay` that enqueues it; called, it runs here."""
+    """Adds a method `delay` to a function, which enqueues it. Calling the function runs it in the current process."""
 
     def __init__(self, queue: Queue | str, connection: Any = None, queue_class: Any = None, **options: Any) -> None:
         self._queue = Queue(queue) if isinstance(queue, str) else queue
@@ -19,10 +19,10 @@ class job:
     def __call__(self, f: Callable[..., Any]) -> Callable[..., Any]:
 
         def delay(*args: Any, **kwargs: Any) -> Job:
-            given: dict[str, Any] = {
+            options: dict[str, Any] = {
                 name: kwargs.pop(name) for name in ("depends_on", "job_id", "at_front") if name in kwargs
             }
-            return self._queue.enqueue_call(f, args, kwargs, **(self._options | given))
+            return self._queue.enqueue_call(f, args, kwargs, **(self._options | options))
 
         f.delay = f.enqueue = delay  # type: ignore[attr-defined]
         return f

@@ -1,25 +1,25 @@
-"""RQ's exceptions, as far as something here raises them."""
+"""RQ's exceptions, as far as this package raises them."""
 
 
 class NoSuchJobError(Exception):
-    """No job has that id, or it is no longer kept."""
+    """No job has this id, or the job is no longer stored."""
 
 
 class InvalidJobOperation(Exception):
-    """The job is in a state that does not allow this."""
+    """The state of the job does not allow this operation."""
 
 
 InvalidJobOperationError = InvalidJobOperation
-"""RQ's other name for the same."""
+"""RQ's alias."""
 
 
 class InvalidJobDependency(Exception):
-    """A job that this one depends on has not succeeded."""
+    """A job that this job depends on has not succeeded."""
 
 
 class DuplicateJobError(Exception):
-    """Another job has that id."""
+    """Another job has this id."""
 
 
 class TimeoutFormatError(Exception):
-    """A timeout is neither a number of seconds nor a text such as `1h`."""
+    """The timeout is neither a number of seconds nor a text such as `1h`."""

@@ -1,4 +1,4 @@
-"""RQ's Job: a task, read and acted on by RQ's names."""
+"""RQ's Job: access to a task by RQ's names."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ __all__ = [
     "requeue_job",
 ]
 
-_LONGEST_META = 1_000
-"""Characters of the meta that a running job saves, as JSON."""
+_MAX_META = 1_000
+"""Characters of a running job's saved meta as JSON, at most."""
 
 
 class Job:
-    """One job. It is read when it is asked for something, and again by `refresh()`."""
+    """A job. Its data is read on first access, and again by `refresh()`."""
 
     def __init__(
         self,
@@ -73,15 +73,15 @@ class Job:
     ) -> None:
         self._task, self._name, self._info, self._call, self._detail = task, name, info, call, detail
         self._function: Callable[..., Any] | None = None
-        """Where it is created from one."""
+        """The function itself, if the job was created from it."""
         self._context: TaskContext | None = None
-        """Inside the job: the attempt that runs."""
+        """The context of the running attempt, inside the job."""
         self._status: JobStatus | None = None
-        """What need not be asked: a job that is not stored, was run here, or was cancelled here."""
-        self._here: Result | None = None
+        """A status known without a query: the job is not stored, was run locally, or was canceled by this object."""
+        self._local_result: Result | None = None
         self._meta: dict[str, Any] | None = None
         self.origin = origin
-        """The queue."""
+        """The name of the queue."""
         self.id = info.id or str(task)
         self.description = info.description or self.func_name
         self.timeout = info.timeout
@@ -99,7 +99,7 @@ class Job:
     def __hash__(self) -> int:
         return hash(self._task)
 
-    # -- making and finding jobs
+    # -- creating and finding jobs
 
     @classmethod
     def create(
@@ -113,7 +113,7 @@ class Job:
         default_timeout: int = 180,
         **options: Any,
     ) -> Job:
-        """Return a job that is not stored yet: `queue.enqueue_job(job)` stores it."""
+        """Return a job without storing it: `queue.enqueue_job(job)` stores it."""
         info = job_info(default_timeout, job_id=id, **options)
         job = cls(new_task_id(info), function_name(func), origin, info, (args or (), kwargs or {}))
         job._function = None if isinstance(func, str) else func
@@ -122,14 +122,14 @@ class Job:
 
     @classmethod
     def fetch(cls, id: str, connection: Any = None, serializer: Any = None) -> Job:
-        found = cls._find(id)
-        if found is None:
+        job = cls._find(id)
+        if job is None:
             raise NoSuchJobError(f"No such job: {id}")
-        return found
+        return job
 
     @classmethod
     def fetch_many(cls, job_ids: Iterable[str], connection: Any = None, serializer: Any = None) -> list[Job | None]:
-        """Return the jobs of these ids, and None for those that are not there."""
+        """Return the jobs with these ids, and None for each that does not exist."""
         return [cls._find(id) for id in job_ids]
 
     @classmethod
@@ -144,12 +144,12 @@ class Job:
         return cls(detail.id, detail.name, detail.queue, read_info(detail.options.get("headers", {})), detail=detail)
 
     def _store(self, delay: float = 0.0, *, unique: bool = False) -> Job:
-        """Store it; return it, or the open job that has its id."""
+        """Store the job. Return the job, or the open job that has its id."""
         chosen = self._info.id is not None
         if chosen and current_runtime() is None and (other := self._find(self.id)) is not None:
-            if unique or other._ended:
+            if unique or other._is_over:
                 raise DuplicateJobError(
-                    f"Job ID {self.id!r}: a job of that id {'has ended and is kept' if other._ended else 'is open'}. "
+                    f"Job ID {self.id!r}: a job of that id {'has ended and is kept' if other._is_over else 'is open'}. "
                     f"Give each job its own id, or call requeue() of one that failed."
                 )
             return other
@@ -161,7 +161,7 @@ class Job:
         call = self._arguments()
         return new_task(app, self._task, self._name, self.origin, *call, self._info, delay, self._function)
 
-    # -- what it is
+    # -- function and arguments
 
     @property
     def func_name(self) -> str:
@@ -169,11 +169,11 @@ class Job:
 
     @property
     def func(self) -> Any:
-        """Its function, imported here."""
+        """The job's function, imported in this process."""
         return resolve_name(self._name)
 
     def get_call_string(self) -> str:
-        """Return its call as Python writes it; long arguments are cut."""
+        """Return the call as Python source. Long arguments are cut."""
         named = sorted(f"{name}={value!r:.75}" for name, value in self.kwargs.items())
         return f"{self.func_name}({', '.join([*(f'{value!r:.75}' for value in self.args), *named])})"
 
@@ -185,25 +185,25 @@ class Job:
 
     @property
     def args(self) -> Sequence[Any]:
-        """Its positional arguments, as data."""
+        """The positional arguments, as data."""
         return self._arguments()[0]
 
     @property
     def kwargs(self) -> Mapping[str, Any]:
-        """Its keyword arguments, as data."""
+        """The keyword arguments, as data."""
         return self._arguments()[1]
 
-    # -- where it stands
+    # -- status
 
     def _read(self, refresh: bool = False) -> TaskDetail:
-        if self._detail is None or (refresh and not self._ended):
+        if self._detail is None or (refresh and not self._is_over):
             self._detail = app._client.backend.insights.show_task(self._task)
         if self._detail is None:
             raise NoSuchJobError(f"No such job: {self.id}")
         return self._detail
 
     @property
-    def _ended(self) -> bool:
+    def _is_over(self) -> bool:
         return self._detail is not None and self._detail.status in ENDED_TASK_STATES
 
     def refresh(self) -> None:
@@ -216,7 +216,7 @@ class Job:
         if self._context is not None:
             return JobStatus.STARTED
         detail = self._read(refresh)
-        if not self._ended and any(state not in ENDED_TASK_STATES for state in self._dependency_states()):
+        if not self._is_over and any(state not in ENDED_TASK_STATES for state in self._dependency_states()):
             return JobStatus.DEFERRED
         if detail.status != "pending":
             return STATUSES[detail.status]
@@ -237,12 +237,12 @@ class Job:
     worker_name = property(lambda self: self._read(refresh=True).worker)
     retries_left = property(lambda self: max(0, len(self._info.waits) - self._read(refresh=True).failures))
 
-    # -- what came of it
+    # -- results
 
     def return_value(self, refresh: bool = False) -> Any:
-        """Return what it returned; None while it has not, or if it failed."""
-        if self._here is not None:
-            return self._here.return_value
+        """Return the job's result, or None if the job has not succeeded."""
+        if self._local_result is not None:
+            return self._local_result.return_value
         detail = self._read(refresh=True)
         if detail.status != "success" or detail.result is None:
             return None
@@ -252,24 +252,24 @@ class Job:
 
     @property
     def exc_info(self) -> str | None:
-        if self._here is not None:
-            return self._here.exc_string
+        if self._local_result is not None:
+            return self._local_result.exc_string
         error = self._read(refresh=True).error
         return None if error is None else error.traceback or f"{error.kind}: {error.message}"
 
     def latest_result(self, timeout: float = 0) -> Result | None:
-        """Return how it ended, waiting up to `timeout` seconds for that; None if it has not."""
-        if self._here is not None:
-            return self._here
-        if timeout and not self._ended:
+        """Return the outcome of the job, waiting up to `timeout` seconds for it, or None."""
+        if self._local_result is not None:
+            return self._local_result
+        if timeout and not self._is_over:
             with suppress(TaskEnded, ResultTimeout):
                 Handle(app._client, self._task.bytes).result(timeout)
         status = self.get_status()
         if status not in (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.CANCELED):
             return None
-        kinds = {JobStatus.FINISHED: Result.Type.SUCCESSFUL, JobStatus.FAILED: Result.Type.FAILED}
+        types = {JobStatus.FINISHED: Result.Type.SUCCESSFUL, JobStatus.FAILED: Result.Type.FAILED}
         return Result(
-            type=kinds.get(status, Result.Type.STOPPED),
+            type=types.get(status, Result.Type.STOPPED),
             job_id=self.id,
             return_value=self.return_value(),
             exc_string=self.exc_info,
@@ -277,15 +277,15 @@ class Job:
         )
 
     def results(self) -> list[Result]:
-        """Return how it ended, as a list: the results of earlier attempts are not kept."""
-        found = self.latest_result()
-        return [] if found is None else [found]
+        """Return the outcome of the job as a list. Results of earlier attempts are not kept."""
+        result = self.latest_result()
+        return [] if result is None else [result]
 
     # -- meta
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the program and the running job have noted; `save_meta()` inside the job makes it visible."""
+        """Data set by the program and the running job. `save_meta()` inside the job makes changes visible."""
         if self._meta is None:
             self._meta = self._saved_meta() or dict(self._info.meta)
         return self._meta
@@ -303,15 +303,15 @@ class Job:
         return self.meta
 
     def save_meta(self) -> None:
-        """Inside the job: let others see its meta, and its next attempt find it."""
+        """Save the meta of the running job, for other programs and for its next attempt."""
         if self._context is None:
             raise InvalidJobOperation(
                 f"Job {self.id}: only the running job can save its meta. Give it with enqueue(…, meta=…)."
             )
         text = msgspec.json.encode(self.meta).decode()
-        if len(text) > _LONGEST_META:
+        if len(text) > _MAX_META:
             raise InvalidTask(
-                f"Job {self.id}: its meta has {len(text):,} characters as JSON, and {_LONGEST_META:,} can be saved. "
+                f"Job {self.id}: its meta has {len(text):,} characters as JSON, and {_MAX_META:,} can be saved. "
                 f"Keep large data elsewhere, and a reference here."
             )
         self._context.heartbeat(self.meta)
@@ -331,35 +331,35 @@ class Job:
         return next(iter(self.fetch_dependencies()), None)
 
     def _dependency_states(self) -> list[str]:
-        """Return the states of the jobs that it depends on; those that are no longer kept have ended."""
+        """Return the states of the jobs that this job depends on. Jobs no longer stored count as successful."""
         states = []
-        for one in self.dependency_ids:
+        for id in self.dependency_ids:
             try:
-                states.append(app._client.backend.tasks.status(task_id(one).bytes))
+                states.append(app._client.backend.tasks.status(task_id(id).bytes))
             except NotFound:
                 states.append("success")
         return states
 
-    # -- acting on it
+    # -- requests
 
     def cancel(self, pipeline: Any = None, enqueue_dependents: bool = False) -> None:
-        """Cancel it; one that runs is stopped."""
-        self._ask(Handle.cancel)
+        """Cancel the job. A running job is stopped."""
+        self._request(Handle.cancel)
         self._status = JobStatus.CANCELED
 
     def requeue(self, at_front: bool = False) -> Job:
-        self._ask(Handle.retry)
+        self._request(Handle.retry)
         self._detail = self._status = None
         return self
 
-    def _ask(self, request: Callable[[Handle[Any]], None]) -> None:
+    def _request(self, request: Callable[[Handle[Any]], None]) -> None:
         try:
             request(Handle(app._client, self._task.bytes))
         except (WrongState, NotFound) as error:
             raise InvalidJobOperation(str(error)) from error
 
     def delete(self, pipeline: Any = None, remove_from_queue: bool = True, delete_dependents: bool = False) -> None:
-        """Cancel it if it is open. An ended one stays for as long as ended tasks are kept."""
+        """Cancel the job if it is open. An ended job stays for the retention time of ended tasks."""
         if self._read(refresh=True).status not in ENDED_TASK_STATES:
             self.cancel()
 
@@ -373,7 +373,7 @@ _current: ContextVar[Job | None] = ContextVar("orchestrator_rq_job", default=Non
 
 
 def get_current_job(connection: Any = None, job_class: Any = None) -> Job | None:
-    """Return the job around the current code, or None outside of one."""
+    """Return the job that is running the current code, or None outside of jobs."""
     return _current.get()
 
 
@@ -382,5 +382,5 @@ def cancel_job(job_id: str, connection: Any = None, serializer: Any = None, enqu
 
 
 def requeue_job(job_id: str, connection: Any = None, serializer: Any = None) -> Job:
-    """Run the failed job of that id again."""
+    """Run a failed job again."""
     return Job.fetch(job_id).requeue()

@@ -41,8 +41,8 @@ from orchestrator.sdk.tasks.context import TaskContext, current_runtime, current
 from orchestrator.sdk.tasks.signature import Signature
 
 Function = str | Callable[..., Any]
-_IN_CALLS = ({*OPTIONS} - {"timeout"}) | {"unique"}
-"""Options among the arguments of a function; its timeout is called job_timeout there."""
+_CALL_OPTIONS = ({*OPTIONS} - {"timeout"}) | {"unique"}
+"""Options that a call passes among the function's arguments; there, the timeout is called `job_timeout`."""
 _REFUSED = {
     "webhooks": "Post from the job, or use the webhook of a workflow.",
     "pipeline": "A job is durable when enqueue returns: use enqueue_many for all or none.",
@@ -50,7 +50,7 @@ _REFUSED = {
 
 
 class Prepared(NamedTuple):
-    """A call for `enqueue_many`."""
+    """A call prepared for `enqueue_many`."""
 
     func: Function
     args: Sequence[Any]
@@ -59,7 +59,7 @@ class Prepared(NamedTuple):
 
 
 class Queue:
-    """A queue. The connection is not used: settings say where Postgres and Redis are."""
+    """A queue. `connection` is ignored: settings configure Postgres and Redis."""
 
     DEFAULT_TIMEOUT = DEFAULT_TIMEOUT
 
@@ -92,17 +92,17 @@ class Queue:
     # -- enqueueing
 
     def enqueue(self, f: Function, *args: Any, **kwargs: Any) -> Job:
-        """Have a worker run a function: `enqueue(send, "ann@example.com", job_timeout=30)`."""
+        """Enqueue a call of a function: `enqueue(send, "ann@example.com", job_timeout=30)`."""
         return self._enqueue(*_parse(f, args, kwargs))
 
     def enqueue_call(
         self, func: Function, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> Job:
-        """Do the same with the arguments apart from the options."""
+        """Enqueue a call, with the arguments separate from the options."""
         return self._enqueue(func, args or (), kwargs or {}, options)
 
     def enqueue_at(self, datetime: datetime, f: Function, *args: Any, **kwargs: Any) -> Job:
-        """Do the same at a time; one without a zone is in UTC."""
+        """Enqueue a call that runs at a time. A time without a zone is in UTC."""
         return self._enqueue(*_parse(f, args, kwargs), delay=seconds_until(datetime))
 
     def enqueue_in(self, time_delta: timedelta, func: Function, *args: Any, **kwargs: Any) -> Job:
@@ -116,15 +116,15 @@ class Queue:
         return Prepared(func, args or (), kwargs or {}, options)
 
     def enqueue_many(self, job_datas: Iterable[Prepared], pipeline: Any = None, group_id: Any = None) -> list[Job]:
-        """Enqueue any number of calls in one transaction: all of them or none."""
-        jobs = [self._created(*one) for one in job_datas]
+        """Enqueue any number of calls in one transaction: all or none."""
+        jobs = [self._create_job(*prepared) for prepared in job_datas]
         store(app, [job._as_task() for job in jobs], chosen=any(job._info.id for job in jobs))
         for job in jobs:
             job._status = None
         return jobs
 
     def enqueue_job(self, job: Job, pipeline: Any = None, at_front: bool = False) -> Job:
-        """Store a job of `Job.create` in this queue."""
+        """Store a job made by `Job.create` in this queue."""
         job.origin = self.name
         return job._store() if self.is_async else _run_here(job)
 
@@ -136,28 +136,28 @@ class Queue:
         options: Mapping[str, Any],
         delay: float = 0.0,
     ) -> Job:
-        job = self._created(func, args, kwargs, options)
+        job = self._create_job(func, args, kwargs, options)
         return job._store(delay, unique=options.get("unique", False)) if self.is_async else _run_here(job)
 
-    def _created(
+    def _create_job(
         self, func: Function, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Job:
         for name in _REFUSED.keys() & options.keys():
             if options[name] is not None:
                 raise InvalidTask(f"Option {name} of RQ is not covered. {_REFUSED[name]}")
-        given = {name: value for name, value in options.items() if name not in _REFUSED and name != "unique"}
-        given["id"] = given.pop("job_id", None)
-        return Job.create(func, args, kwargs, origin=self.name, default_timeout=self._default_timeout, **given)
+        job_options = {name: value for name, value in options.items() if name not in _REFUSED and name != "unique"}
+        job_options["id"] = job_options.pop("job_id", None)
+        return Job.create(func, args, kwargs, origin=self.name, default_timeout=self._default_timeout, **job_options)
 
-    # -- what is in it
+    # -- jobs of the queue
 
     @classmethod
     def all(cls, connection: Any = None, **_: Any) -> list[Queue]:
-        """Return every queue that has open jobs, workers or settings."""
+        """Return all queues that have open jobs, workers or settings."""
         return [cls(counts.queue) for counts in app._client.backend.insights.list_queues()]
 
     def get_job_ids(self, offset: int = 0, length: int = -1) -> list[str]:
-        """Return the ids of the jobs that wait for a worker, the oldest first, of 10,000 at most."""
+        """Return the ids of the jobs that wait for a worker, the oldest first, out of the first 10,000."""
         waiting = [
             task
             for task in registry.tasks_in(self.name, TaskState.PENDING, TaskState.DISPATCHED)
@@ -182,7 +182,7 @@ class Queue:
         return not self.get_job_ids()
 
     def fetch_job(self, job_id: str) -> Job | None:
-        """Return the job of that id, if it is of this queue."""
+        """Return the job with this id, if it belongs to this queue."""
         job = Job._find(job_id)
         return job if job is not None and job.origin == self.name else None
 
@@ -190,7 +190,7 @@ class Queue:
         app.queue(self.name).purge()
 
     def delete(self, delete_jobs: bool = True) -> None:
-        """Cancel all that waits in it: a queue is there while it has jobs, workers or settings."""
+        """Cancel all waiting jobs. The queue exists while it has jobs, workers or settings."""
         if delete_jobs:
             self.empty()
 
@@ -206,15 +206,15 @@ class Queue:
 
 
 def seconds_until(moment: datetime) -> float:
-    """Return how long it is until a time, which is in UTC if it has no zone."""
+    """Return the seconds until a time. A time without a zone is in UTC."""
     return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
 
 
 def _parse(
     function: Function, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Function, Sequence[Any], Mapping[str, Any], dict[str, Any]]:
-    """Take apart the options of RQ and the arguments of the function, as RQ does."""
-    options = {name: kwargs.pop(name) for name in (*_IN_CALLS, *_REFUSED) if name in kwargs}
+    """Separate the options of RQ from the arguments of the function, as RQ does."""
+    options = {name: kwargs.pop(name) for name in (*_CALL_OPTIONS, *_REFUSED) if name in kwargs}
     options["timeout"] = kwargs.pop("job_timeout", None)
     if "args" in kwargs or "kwargs" in kwargs:
         if args:
@@ -224,26 +224,26 @@ def _parse(
 
 
 def _run_here(job: Job) -> Job:
-    """Run a job of a queue with `is_async=False`; its failure is the job's."""
+    """Run a job of a queue with `is_async=False`. An error is recorded as the job's failure."""
     try:
         context = TaskContext(task_id=job._task, task_name=job._name, queue=job.origin)
         data = run_job(job, context, job.func, Signature(job._name, job.func), resolve_name)
-    except Exception:  # noqa: BLE001  # whatever it raises
+    except Exception:  # noqa: BLE001  # any error of the job
         job._status = JobStatus.FAILED
-        job._here = Result(type=Result.Type.FAILED, job_id=job.id, exc_string=traceback.format_exc())
+        job._local_result = Result(type=Result.Type.FAILED, job_id=job.id, exc_string=traceback.format_exc())
     else:
         job._status = JobStatus.FINISHED
-        job._here = Result(type=Result.Type.SUCCESSFUL, job_id=job.id, return_value=untagged(data))
+        job._local_result = Result(type=Result.Type.SUCCESSFUL, job_id=job.id, return_value=untagged(data))
     return job
 
 
 Find = Callable[[str], Any]
-_LONGEST_WAIT = 15.0
-"""Seconds between two looks at the jobs that one depends on."""
+_MAX_DEPENDENCY_WAIT = 15.0
+"""Maximum seconds between two checks of the jobs that a job depends on."""
 
 
 def perform(function: Callable[..., Any], find: Find) -> Callable[..., Any]:
-    """Return a function that runs a job; `find` finds callbacks, which the worker must allow as well."""
+    """Return a function that runs a job. `find` looks up callbacks, which the worker must allow as well."""
     name = function_name(function)
     signature = Signature(name, function)
 
@@ -257,12 +257,12 @@ def perform(function: Callable[..., Any], find: Find) -> Callable[..., Any]:
 
 
 def run_job(job: Job, context: TaskContext, function: Callable[..., Any], signature: Signature, find: Find) -> Any:
-    """Run a job in an attempt, with its callbacks; return its result as data."""
+    """Run a job in an attempt, with its callbacks. Return its result as data."""
     job._context, info, token = context, job._info, _current.set(job)
     if info.stopped or info.failure:
         _running[job._task] = job, find
-        if not any(isinstance(one, _Ends) for one in app.middleware):
-            app.middleware.add(_Ends())
+        if not any(isinstance(hooks, _EndCallbacks) for hooks in app.middleware):
+            app.middleware.add(_EndCallbacks())
     try:
         keywords = signature.pick(job.kwargs) if context.workflow_name else dict(job.kwargs)
         arguments, keywords = signature.restore(list(job.args), keywords)
@@ -272,7 +272,7 @@ def run_job(job: Job, context: TaskContext, function: Callable[..., Any], signat
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
         if isinstance(value, Retry):
-            raise _later(value, context)
+            raise _retry_error(value, context)
         data = None if info.result_ttl == 0 else tagged(value)
         if info.success is not None:
             _callback(find, info.success)(job, None, value)
@@ -295,11 +295,11 @@ def run_job(job: Job, context: TaskContext, function: Callable[..., Any], signat
 
 
 _running: dict[UUID, tuple[Job, Find]] = {}
-"""Jobs that run here and have callbacks for their end, which have not been called."""
+"""Running jobs with end callbacks that have not been called."""
 
 
-class _Ends(Middleware):
-    """Calls what a job cannot whose code blocks: its process is replaced after a cancel or timeout."""
+class _EndCallbacks(Middleware):
+    """Calls end callbacks of jobs whose code blocks, so that their process is replaced after a cancel or timeout."""
 
     def ended(self, ctx: TaskContext, end: AttemptEnd) -> None:
         job, find = _running.pop(ctx.task_id, (None, None))
@@ -312,15 +312,15 @@ class _Ends(Middleware):
 
 
 def _callback(find: Find, name: str) -> Callable[..., Any]:
-    found = find(name)
-    if found is None:
+    function = find(name)
+    if function is None:
         raise InvalidTask(f"Callback {name} is not among the functions that this worker allows (--allow).")
-    called: Callable[..., Any] = found
-    return called
+    callback: Callable[..., Any] = function
+    return callback
 
 
 def _await_dependencies(job: Job, context: TaskContext) -> None:
-    """Hand the job back while others that it depends on are open; fail it if one of them has not succeeded."""
+    """Hand the job back while jobs that it depends on are open. Fail it if one of those has not succeeded."""
     if not job.dependency_ids:
         return
     try:
@@ -331,14 +331,14 @@ def _await_dependencies(job: Job, context: TaskContext) -> None:
             f"ORCHESTRATOR_DATABASE_URL or ORCHESTRATOR_API_URL."
         ) from error
     if any(state not in ENDED_TASK_STATES for state in states):
-        raise RetryLater(min(_LONGEST_WAIT, 0.2 * 1.3 ** min(context.attempt, 30)))
+        raise RetryLater(min(_MAX_DEPENDENCY_WAIT, 0.2 * 1.3 ** min(context.attempt, 30)))
     if not job.allow_dependency_failures and any(state != "success" for state in states):
-        missing = [one for one, state in zip(job.dependency_ids, states, strict=True) if state != "success"]
+        missing = [id for id, state in zip(job.dependency_ids, states, strict=True) if state != "success"]
         raise InvalidJobDependency(f"Job {job.id} depends on {', '.join(missing)}, which did not succeed.")
 
 
-def _later(policy: Retry, context: TaskContext) -> Exception:
-    """Return what makes a job run again that returned a Retry, as often as that says."""
+def _retry_error(policy: Retry, context: TaskContext) -> Exception:
+    """Return the error that retries a job which has returned a Retry, or GiveUp if no retry is left."""
     waits = waits_of(policy)
     if context.attempt > len(waits):
         return GiveUp(f"The job returned a Retry in attempt {context.attempt}, and may have {len(waits)} retries.")
@@ -346,14 +346,14 @@ def _later(policy: Retry, context: TaskContext) -> Exception:
 
 
 def _repeat(job: Job) -> None:
-    """Let the job run again: as a new job, which exists if this one succeeds."""
+    """Enqueue the next repetition as a new job, which exists only if this job succeeds."""
     runtime = current_runtime()
     if runtime is None:
-        return  # it was run where it was enqueued
+        return  # the job ran in the process that enqueued it
     wait, *rest = job._info.repeats
     info = msgspec.structs.replace(job._info, id=None, repeats=tuple(rest), after=())
-    again = new_task(app, new_task_id(info), job._name, job.origin, job.args, job.kwargs, info, delay=wait)
-    runtime.enqueue_on_success([again])
+    next_task = new_task(app, new_task_id(info), job._name, job.origin, job.args, job.kwargs, info, delay=wait)
+    runtime.enqueue_on_success([next_task])
 
 
 RQApplication.perform = staticmethod(perform)

@@ -1,4 +1,4 @@
-"""RQ's registries: the jobs of a queue that stand in one state."""
+"""RQ's registries: the jobs of a queue in one state."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from orchestrator.domain.states import TaskState
 if TYPE_CHECKING:
     from orchestrator.store.insights import TaskView
 
-_MOST = 10_000
-"""Jobs that are listed."""
-_DERIVED = 5
-"""The version of a UUID that was derived from a job's own id."""
+_MAX_JOBS = 10_000
+"""Jobs listed, at most."""
+_DERIVED_VERSION = 5
+"""UUID version of a task id that was derived from a job id."""
 
 
 def tasks_in(queue: str, *states: TaskState) -> list[TaskView]:
@@ -25,12 +25,12 @@ def tasks_in(queue: str, *states: TaskState) -> list[TaskView]:
     from orchestrator.sdk.calls.insights import list_tasks  # loads SQLAlchemy, which workers do without
     from orchestrator.store.insights import TaskFilter
 
-    wanted = TaskFilter(queue=queue, statuses=states)
-    return list_tasks(app._client.backend.insights, wanted, limit=_MOST).tasks[::-1]
+    task_filter = TaskFilter(queue=queue, statuses=states)
+    return list_tasks(app._client.backend.insights, task_filter, limit=_MAX_JOBS).tasks[::-1]
 
 
 def job_id(task: TaskView) -> str:
-    return Job.fetch(str(task.id)).id if task.id.version == _DERIVED else str(task.id)
+    return Job.fetch(str(task.id)).id if task.id.version == _DERIVED_VERSION else str(task.id)
 
 
 class BaseRegistry:
@@ -38,7 +38,7 @@ class BaseRegistry:
 
     states: ClassVar[tuple[TaskState, ...]] = ()
     status: ClassVar[JobStatus | None] = None
-    """A state of RQ's that several states here are looked at for."""
+    """RQ's status that jobs must have, if the task states alone do not determine it."""
 
     def __init__(self, name: str = "default", connection: Any = None, queue: Any = None, **_: Any) -> None:
         self.name: str = name if queue is None else queue.name
@@ -49,13 +49,13 @@ class BaseRegistry:
                 yield task
 
     def get_job_ids(self, start: int = 0, end: int = -1, desc: bool = False, cleanup: bool = True) -> list[str]:
-        """Return the ids of its jobs, the oldest first."""
-        found = [job_id(task) for task in self._tasks()]
-        found = found[::-1] if desc else found
-        return found[start:] if end == -1 else found[start : end + 1]
+        """Return the ids of the jobs, the oldest first."""
+        ids = [job_id(task) for task in self._tasks()]
+        ids = ids[::-1] if desc else ids
+        return ids[start:] if end == -1 else ids[start : end + 1]
 
     def get_job_count(self, cleanup: bool = True) -> int:
-        """Return how many jobs it has, of 10,000 at most."""
+        """Return the number of jobs, at most 10,000."""
         return sum(1 for _ in self._tasks())
 
     count = property(get_job_count)
@@ -68,18 +68,18 @@ class BaseRegistry:
         return self._job(job_or_id).requeue()
 
     def remove(self, job: Job | str, pipeline: Any = None, delete_job: bool = False) -> None:
-        """Cancel a job that is open; one that has ended stays for as long as ended tasks are kept."""
+        """Cancel an open job. An ended job stays for the retention time of ended tasks."""
         self._job(job).delete()
 
     def cleanup(self, timestamp: float | None = None, exception_handlers: Any = None) -> None:
-        """Do nothing: the scheduler deletes what has been kept long enough."""
+        """Do nothing: the scheduler deletes tasks after their retention time."""
 
     def _job(self, job: Job | str) -> Job:
         return Job.fetch(job) if isinstance(job, str) else job
 
 
 class StartedJobRegistry(BaseRegistry):
-    """Jobs that run."""
+    """Jobs that are running."""
 
     states = (TaskState.RUNNING,)
     status = JobStatus.STARTED
@@ -98,20 +98,20 @@ class FailedJobRegistry(BaseRegistry):
 
 
 class CanceledJobRegistry(BaseRegistry):
-    """Jobs that were cancelled."""
+    """Jobs that were canceled."""
 
     states = (TaskState.CANCELLED, TaskState.SKIPPED)
 
 
 class DeferredJobRegistry(BaseRegistry):
-    """Jobs that wait for others."""
+    """Jobs that wait for other jobs."""
 
-    states = (TaskState.PENDING, TaskState.DISPATCHED, TaskState.RUNNING)  # a worker looks whether they have ended
+    states = (TaskState.PENDING, TaskState.DISPATCHED, TaskState.RUNNING)  # a worker checks the dependencies
     status = JobStatus.DEFERRED
 
 
 class ScheduledJobRegistry(BaseRegistry):
-    """Jobs that wait for their time."""
+    """Jobs that wait for a time."""
 
     states = (TaskState.PENDING,)
     status = JobStatus.SCHEDULED

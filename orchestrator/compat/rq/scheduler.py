@@ -1,4 +1,4 @@
-"""rq-scheduler's Scheduler. Its cron and interval jobs are schedules, which the leading scheduler fires."""
+"""rq-scheduler's Scheduler. Its cron and interval jobs become schedules, which the leading scheduler fires."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from orchestrator.errors import InvalidTask, NotFound
 from orchestrator.sdk.schedule_declarations import STEP
 
 _PREFIX = "rq."
-"""Before the id of a repeated job, in the name of its workflow."""
+"""Prefix of workflow names for repeated jobs, followed by the job's id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedJob:
-    """A job that runs again and again; each run is a job of its own."""
+    """A job that runs repeatedly. Each run is a separate job."""
 
     id: str
     func_name: str = ""
@@ -33,22 +33,22 @@ class RepeatedJob:
 
 
 class Scheduler:
-    """Starts jobs later, or again and again. There is no process to run for it."""
+    """Schedules jobs for later, or repeatedly. It needs no process of its own."""
 
     def __init__(self, queue_name: str = "default", queue: Queue | None = None, **_: Any) -> None:
         self._queue = queue or Queue(queue_name)
 
     def enqueue_at(self, scheduled_time: datetime, func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Job:
-        """Have a worker run a function at a time; one without a zone is in UTC."""
-        return self._queue.enqueue_at(scheduled_time, func, *args, **_renamed(kwargs))
+        """Enqueue a call that runs at a time. A time without a zone is in UTC."""
+        return self._queue.enqueue_at(scheduled_time, func, *args, **_rq_options(kwargs))
 
     def enqueue_in(self, time_delta: timedelta, func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Job:
-        return self._queue.enqueue_in(time_delta, func, *args, **_renamed(kwargs))
+        return self._queue.enqueue_in(time_delta, func, *args, **_rq_options(kwargs))
 
     def cron(
         self, cron_string: str, func: str | Callable[..., Any], *, use_local_timezone: bool = False, **options: Any
     ) -> RepeatedJob:
-        """Run a function by the clock, in UTC."""
+        """Run a function on a cron schedule, in UTC."""
         if use_local_timezone or options.pop("repeat", None) is not None:
             raise InvalidTask(
                 "Scheduler.cron: repeat and use_local_timezone are not covered. Use a schedule with timezone= and end=."
@@ -65,10 +65,10 @@ class Scheduler:
         repeat: int | None = None,
         **options: Any,
     ) -> Job | RepeatedJob:
-        """Run a function at a time, and again after each interval."""
+        """Run a function at a time and, with `interval`, again after each interval."""
         if interval is None:
             named = {name: value for name, value in options.items() if name != "queue_name"}
-            return self._queue.enqueue_at(scheduled_time, func, args=args, kwargs=kwargs, **_renamed(named))
+            return self._queue.enqueue_at(scheduled_time, func, args=args, kwargs=kwargs, **_rq_options(named))
         start = scheduled_time if scheduled_time.tzinfo else scheduled_time.replace(tzinfo=UTC)
         times = {"every": interval, "start": start.isoformat(), "overlap": "allow"}
         if repeat is not None:
@@ -79,7 +79,7 @@ class Scheduler:
         self,
         func: str | Callable[..., Any],
         times: Mapping[str, Any],
-        about: Mapping[str, Any],
+        timing: Mapping[str, Any],
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         *,
@@ -91,56 +91,56 @@ class Scheduler:
     ) -> RepeatedJob:
         from orchestrator.sdk.dag import definitions  # loads YAML and cron, which programs without schedules do without
 
-        name, chosen = function_name(func), id or str(uuid4())
-        given = dict(kwargs or {})
+        name, job_id = function_name(func), id or str(uuid4())
+        parameters = dict(kwargs or {})
         if args:
             function = resolve_name(name) if isinstance(func, str) else func
-            given |= inspect.signature(function).bind_partial(*args).arguments
+            parameters |= inspect.signature(function).bind_partial(*args).arguments
         data = {
-            "name": f"{_PREFIX}{chosen}",
+            "name": f"{_PREFIX}{job_id}",
             "description": description or f"{name}, scheduled by a program written for rq-scheduler.",
             "queue": queue_name or self._queue.name,
             "schedule": dict(times),
-            "params": {one: {"default": tagged(value)} for one, value in given.items()},
+            "params": {parameter: {"default": tagged(value)} for parameter, value in parameters.items()},
             "tasks": {
                 STEP: {
                     "task": name,
-                    "input": {one: f"${{params.{one}}}" for one in given},
+                    "input": {parameter: f"${{params.{parameter}}}" for parameter in parameters},
                     "timeout": parse_timeout(timeout) or DEFAULT_TIMEOUT,
                 }
             },
         }
-        app._client.backend.schedules.apply([definitions.from_data(data, f"job {chosen}")], STEP, [])
-        return RepeatedJob(id=chosen, func_name=name.replace(":", "."), meta={**about, **(meta or {})})
+        app._client.backend.schedules.apply([definitions.from_data(data, f"job {job_id}")], STEP, [])
+        return RepeatedJob(id=job_id, func_name=name.replace(":", "."), meta={**timing, **(meta or {})})
 
     def cancel(self, job: Job | RepeatedJob | str) -> None:
-        """Cancel a job, or run it no more."""
-        chosen = job if isinstance(job, str) else job.id
+        """Cancel a job, or delete the schedule of a repeated job."""
+        job_id = job if isinstance(job, str) else job.id
         try:
-            app.schedules[f"{_PREFIX}{chosen}"].delete()
+            app.schedules[f"{_PREFIX}{job_id}"].delete()
         except NotFound:
-            Job.fetch(chosen).cancel()
+            Job.fetch(job_id).cancel()
 
     def get_jobs(self, until: Any = None, with_times: bool = False) -> Iterator[Any]:
-        """Yield what is scheduled: repeated jobs, and those of the queue that wait for their time."""
-        last = datetime.now(UTC) + until if isinstance(until, timedelta) else until
-        found: list[tuple[Any, datetime | None]] = []
+        """Yield repeated jobs, and the queue's jobs that wait for their time."""
+        end = datetime.now(UTC) + until if isinstance(until, timedelta) else until
+        jobs: list[tuple[Any, datetime | None]] = []
         for key in app.schedules:
             if key.startswith(_PREFIX):
                 stored = app.schedules[key].status()
-                chosen = stored.workflow.removeprefix(_PREFIX)
-                found.append((RepeatedJob(id=chosen, next_run=stored.next_fire), stored.next_fire))
+                job_id = stored.workflow.removeprefix(_PREFIX)
+                jobs.append((RepeatedJob(id=job_id, next_run=stored.next_fire), stored.next_fire))
         waiting = ScheduledJobRegistry(queue=self._queue)
-        found += [(job, waiting.get_scheduled_time(job)) for one in waiting.get_job_ids() for job in [Job.fetch(one)]]
-        for job, moment in found:
-            if last is None or (moment is not None and moment <= last):
+        jobs += [(job, waiting.get_scheduled_time(job)) for id in waiting.get_job_ids() for job in [Job.fetch(id)]]
+        for job, moment in jobs:
+            if end is None or (moment is not None and moment <= end):
                 yield (job, moment) if with_times else job
 
     def __contains__(self, job: Job | RepeatedJob | str) -> bool:
-        return (job if isinstance(job, str) else job.id) in {one.id for one in self.get_jobs()}
+        return (job if isinstance(job, str) else job.id) in {scheduled.id for scheduled in self.get_jobs()}
 
 
-def _renamed(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a job by RQ's names."""
-    renamed = {"timeout": "job_timeout", "job_description": "description", "id": "job_id"}
-    return {renamed.get(name, name): value for name, value in kwargs.items()}
+def _rq_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a job with RQ's names."""
+    names = {"timeout": "job_timeout", "job_description": "description", "id": "job_id"}
+    return {names.get(name, name): value for name, value in kwargs.items()}

@@ -1,4 +1,4 @@
-"""Arguments and results of jobs as data that keep their types, where RQ has pickles. What would change is refused."""
+"""Arguments and results of jobs as data that keep their types, in place of pickles. Other values are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_call, encode_call
 
-_AS_IN_CELERY = frozenset((list, datetime, date, time, Decimal, UUID))
+_SHARED_WITH_CELERY = frozenset((list, datetime, date, time, Decimal, UUID))
 
 
 class _RQValues(Values):
@@ -27,20 +27,20 @@ class _RQValues(Values):
     }
 
     def tagged(self, value: Any) -> Any:
-        kind = type(value)
-        if kind in PLAIN:
+        value_type = type(value)
+        if value_type in PLAIN:
             return value
-        if kind is dict:
+        if value_type is dict:
             if PLAIN.issuperset(map(type, value)) and TYPE not in value:
                 return super().tagged(value)
             return tag("dict", [[self.tagged(key), self.tagged(item)] for key, item in value.items()])
-        if kind in (tuple, set, frozenset):
-            return tag(kind.__name__, [self.tagged(item) for item in value])
-        if kind is timedelta:
+        if value_type in (tuple, set, frozenset):
+            return tag(value_type.__name__, [self.tagged(item) for item in value])
+        if value_type is timedelta:
             return tag("timedelta", [value.days, value.seconds, value.microseconds])
-        if kind is time and value.tzinfo is not None and value.utcoffset() is None:
-            return value  # refused when it is encoded: its zone would be lost
-        return super().tagged(value) if kind in _AS_IN_CELERY else self.other(value)
+        if value_type is time and value.tzinfo is not None and value.utcoffset() is None:
+            return value  # encoding raises an error: the zone would be lost
+        return super().tagged(value) if value_type in _SHARED_WITH_CELERY else self.other(value)
 
     def other(self, value: Any) -> Any:
         raise PayloadError(
@@ -62,15 +62,15 @@ tagged, untagged = _values.tagged, _values.untagged
 def tagged_call(
     name: str, function: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return the arguments of a call as data; annotations of the function keep types that have no tag."""
+    """Return the arguments of a call as data. Annotations of the function can restore types that have no tag."""
     try:
         return _values.tagged_call(args, kwargs)
     except PayloadError:
         if function is None:
             raise
         data = _Annotated().tagged_call(args, kwargs)
-        arrived = untagged(decode_call(encode_call(name, *data, limit)))
-        if repr(Signature(name, function).restore(*arrived)) != repr((list(args), dict(kwargs))):
+        decoded = untagged(decode_call(encode_call(name, *data, limit)))
+        if repr(Signature(name, function).restore(*decoded)) != repr((list(args), dict(kwargs))):
             raise
         return data
 
@@ -79,10 +79,10 @@ Perform = Callable[[Callable[..., Any], Callable[[str], Any]], Callable[..., Any
 
 
 class RQApplication(Orchestrator):
-    """Has no tasks of its own: a worker calls functions of the modules that its operator allows, as RQ does."""
+    """An application without tasks of its own: a worker calls functions of allowed modules, as RQ does."""
 
     perform: Perform
-    """How a job's function is called; `queue.py` provides it."""
+    """Returns the function that runs a job; set by `queue.py`."""
 
     def _adapted(self, function: Callable[..., Any], find: Callable[[str], Any]) -> Callable[..., Any]:
         return type(self).perform(function, find)

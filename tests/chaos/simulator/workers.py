@@ -36,7 +36,7 @@ from orchestrator.transport.keys import private_queue
 from orchestrator.transport.worker import Received, StreamsGone
 from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.reporting.kept import PendingReport, split
-from orchestrator.workers.reporting.reporter import _ASK_AGAIN, Reporter
+from orchestrator.workers.reporting.reporter import _POLL_INTERVAL, Reporter
 from orchestrator.workers.running.failures import unknown
 from orchestrator.workers.running.job import Bundle, Job, Stage
 from tests.chaos.simulator.limits import LIMITED, OPTIONS, STORED
@@ -413,7 +413,7 @@ class WorkerMachine:
             execution.promised = [enqueues[1].id]
         run = _Run(job, execution, world.now + seconds, enqueues)
         self.child.runs.append(run)
-        self.child.held.show_running(len(self.child.runs))
+        self.child.held.write_running(len(self.child.runs))
         if dispatch.name == "poison":
             self._poison(run)
 
@@ -445,7 +445,7 @@ class WorkerMachine:
             return
         if execution.name == "parent" and run.waits_for is None:
             run.waits_for = threading.Event()
-            self.child.reporter._put(PendingReport(Enqueued(run.enqueues[:1]), None, run.waits_for.set))
+            self.child.reporter._enqueue(PendingReport(Enqueued(run.enqueues[:1]), None, run.waits_for.set))
             return
         if run.waits_for is not None:
             if not run.waits_for.is_set():
@@ -509,7 +509,7 @@ class WorkerMachine:
     def _end(self, run: _Run, outcome: str, report: Any) -> None:
         run.execution.ended, run.execution.outcome = self._world.now, outcome
         self.child.runs.remove(run)
-        self.child.held.show_running(len(self.child.runs))
+        self.child.held.write_running(len(self.child.runs))
         if run.job.stage is Stage.RUNNING and run.job.finish():
             self.child.reporter.report(report, run.job)
 
@@ -522,7 +522,7 @@ class WorkerMachine:
         asks = (reporter._unapplied or not reporter.generation) and self.now >= child.asked_at
         if not child.backlog and not asks:
             return
-        child.asked_at = self.now + _ASK_AGAIN
+        child.asked_at = self.now + _POLL_INTERVAL
         batch, rest = split(child.backlog)
         child.backlog = [*batch, *rest]
         child.backlog = [*reporter._flush(batch), *rest]
