@@ -1,16 +1,16 @@
-"""The scheduler's heart: one term at the head, one tick after another, one transaction each.
+"""One term of leadership: a sequence of ticks, each of which is one transaction.
 
-tick:  look at the fleet              once a second, and when it says that it has changed
-       read a batch of events         blocks until there is one, or something is due
-       one transaction, guarded by my term:
-           apply reports and inbox
-           advance the runs they touch
-           fire what is due
-           claim what is ready
+tick:  check the fleet                once a second, and when a worker announces a change
+       read a batch of events         blocks until one arrives or work is due
+       one transaction, guarded by the term:
+           apply reports and the inbox
+           advance the runs that they touch
+           fire due schedules and timers
+           claim ready tasks
            record the events cursor
-       publish: what is applied, for workers; what has ended, for waiters; the claimed tasks
+       publish: the applied position to workers, ends to waiting clients, claimed tasks to queues
 
-Some ticks are one message to Postgres: `_shorten` says which.
+Some ticks are a single round trip to Postgres; see `_shorten`.
 """
 
 from __future__ import annotations
@@ -65,17 +65,18 @@ from orchestrator.transport.leader.streams import Inbound, LeaderStreams
 log = get_logger("scheduler")
 
 _FAILED_PAUSE = 0.5
-"""Seconds in which a part of a tick that failed is not tried again, unless something happens."""
-_SAYS_EVERY = 1.0
-"""Seconds between two log lines about parts that do less."""
-_FEW = 20
-"""Reports that are applied and committed in one message: for more, a round trip of their own does not matter."""
-_REST = 0.005
-"""Seconds after nudges that came to nothing, because no worker had room, in which a leader does not listen."""
+"""Seconds before a part of a tick that failed is tried again, unless an event arrives."""
+_LOG_INTERVAL = 1.0
+"""Seconds between two log entries about slowed parts."""
+_MAX_SHORT_REPORTS = 20
+"""Reports that may be applied and committed in one round trip, at most. For more, the round trip hardly matters."""
+_NUDGE_PAUSE = 0.005
+"""Seconds for which the leader does not listen after nudges that led to nothing because no worker had room."""
 
 
 class Term:
-    """Starts from what Postgres and Redis say; nothing is carried over from another term but the pace."""
+    """The leader's state for one term. It starts from Postgres and Redis; only `pace` carries over from earlier
+    terms."""
 
     def __init__(
         self,
@@ -103,19 +104,19 @@ class Term:
         self._monotonic = monotonic
         self._is_bisecting = bool(pace.parts)
         self._late_part: str | None = None
-        """Of the last tick that failed, the part whose statement took too long."""
-        self._said_at = 0.0
-        """When it was last said that parts do less."""
+        """The part of the last failed tick whose statement took too long."""
+        self._logged_at = 0.0
+        """The monotonic time of the last log entry about slowed parts."""
         self.due_in = 0.0
-        """Seconds for which nothing is due, unless something comes in; counted from `_due_since`."""
+        """Seconds until work is due, unless an event arrives; counted from `_due_since`."""
         self._due_since = 0.0
         self._nudged_in_vain = False
         self._are_single = True
-        """The first task that was reported last has ended without consequences for other tasks and runs."""
+        """The first task reported in the last tick ended without consequences for other tasks and runs."""
         self._is_short = False
         """The last tick may have been committed before its end."""
         self._began: float | None = None
-        """When the transaction began that is open, or that failed last."""
+        """The monotonic start of the open transaction, or of the one that failed last."""
 
         nesting = Nesting(settings.max_depth, settings.max_descendants)
         self.fleet = fleet = Fleet(settings.worker_ttl)
@@ -164,13 +165,14 @@ class Term:
         )
         self._throughput = ThroughputRecord(meter, leadership.term)
         self._foreseen = Foreseen()
-        self._publishing: tuple[CommitHooks, ...] = (code, watch, self.link)
-        """These hear of a commit before it is published, all others afterwards: workers do not wait for them."""
+        self._before_publish: tuple[CommitHooks, ...] = (code, watch, self.link)
+        """Parts notified of a commit before it is published. All others are notified afterwards: workers do not wait
+        for them."""
         parts = (dispatcher, dags, flows, backlog, self.pending_work, self._throughput, meter, self._foreseen)
-        self._remembering: tuple[CommitHooks, ...] = parts if spans is None else (*parts, spans)
+        self._after_publish: tuple[CommitHooks, ...] = parts if spans is None else (*parts, spans)
 
     def begin(self) -> None:
-        """Read what is in flight, and have pushes of this term accepted."""
+        """Read the attempts in flight from Postgres, and make Redis accept writes of this term."""
         with self._leadership.reading() as connection:
             self.dispatcher.recount(waiting.in_flight(connection))
             self.fleet.capabilities.holds = {CapacityHold.parse(*found) for found in waiting.crowded(connection)}
@@ -184,13 +186,13 @@ class Term:
 
     @property
     def took(self) -> float:
-        """Seconds since the transaction began that is open, or that has just failed."""
+        """Seconds since the open transaction began, or the one that has just failed."""
         return 0.0 if self._began is None else self._monotonic() - self._began
 
     # -- the tick
 
     def tick(self) -> None:
-        """Apply what came in, decide what follows, and hand out what is ready."""
+        """Apply incoming events, decide what follows, and dispatch ready tasks."""
         suspicion = self._check_fleet()
         inbound = self._read(suspicion)
         decoded = self._reports.decode(inbound)
@@ -210,7 +212,7 @@ class Term:
                 log.error("scheduler.tick_rolled_back error=%s: the next tick looks for the cause", first_line(error))
             self._is_bisecting = True
             if self._is_short:
-                self._look_again()
+                self._reload()
             return
         ended, had_room = tx.result.outgoing.ended, self.dispatcher.last.had_room
         self._nudged_in_vain = inbound.nudged and not (inbound.entries or inbound.fleet_changed or ended or had_room)
@@ -221,16 +223,16 @@ class Term:
         self._meter.ticked(self._monotonic() - self._due_since)
 
     def _commit(self, inbound: Inbound, decoded: Decoded, suspicion: Suspicion | None) -> Transaction:
-        """Do everything that a tick does to Postgres; without foresight, if that was wrong."""
+        """Run and commit the tick's transaction. Run it again without foreseen ends if those were wrong."""
         try:
-            return self._try(inbound, decoded, suspicion)
+            return self._run_transaction(inbound, decoded, suspicion)
         except exc.DataError as error:
             if not is_unforeseen(error):
                 raise
-        return self._try(inbound, decoded, suspicion)
+        return self._run_transaction(inbound, decoded, suspicion)
 
-    def _try(self, inbound: Inbound, decoded: Decoded, suspicion: Suspicion | None) -> Transaction:
-        cursor, thorough = self._behind(inbound), inbound.wants_look or suspicion is not None
+    def _run_transaction(self, inbound: Inbound, decoded: Decoded, suspicion: Suspicion | None) -> Transaction:
+        cursor, thorough = self._cursor_after(inbound), inbound.wants_look or suspicion is not None
         are_plain = decoded.are_plain_successes() and not inbound.nudged
         self._is_short = False
         with self._transaction(cursor, with_pending_work=thorough) as (tx, pending_work):
@@ -250,9 +252,9 @@ class Term:
                 self.lanes.release_stopped(tx, self.fleet)
             if self.link.can_write and not (are_plain and self._is_drained(tx.result)):
                 if inbound.nudged:
-                    tx.created = None  # others may be ready, which are claimed with them
+                    tx.created = None  # more tasks may be ready; claim them together
                 if self.dispatcher.is_slow:
-                    flush(tx.connection)  # what a claim takes is measured
+                    flush(tx.connection)  # the duration of a claim is measured
                 self.dispatcher.claim(tx, self._settings.unknown_task_timeout)
                 self.code.attach_events(tx)
                 self.due_in = min(self.due_in, self.dispatcher.due_in(tx.now))
@@ -261,13 +263,13 @@ class Term:
         return tx
 
     def _shorten(self, tx: Transaction, cursor: Cursor, decoded: Decoded, *, are_plain: bool, is_nudged: bool) -> None:
-        """Let a tick that only claims, only applies, or applies what was foreseen be one round trip.
+        """Let the tick be one round trip if it only claims, only applies reports, or applies foreseen ends.
 
-        Anything else goes into another transaction of the same tick.
+        Any further work goes into a second transaction of the same tick.
         """
         if cursor is self.generations.cursor:
             self._is_short = tx.may_end_with_claim = True
-        elif len(decoded.reports) > _FEW:
+        elif len(decoded.reports) > _MAX_SHORT_REPORTS:
             return
         elif are_plain and self._are_single and self._was_drained:
             self._is_short = True
@@ -280,9 +282,9 @@ class Term:
                 tx.may_end_with_claim = is_nudged
                 tx.commit_with_next = partial(self._leadership.commit_with_next, tx.connection, cursor)
 
-    def _look_again(self) -> None:
-        """Read from Postgres what a tick has committed that failed afterwards. Nobody was notified of it: claimed tasks
-        are found missing and returned, waiting clients look by themselves."""
+    def _reload(self) -> None:
+        """Reload state that a failed tick had already committed. Its results were not published: the reconciler returns
+        the claimed tasks, and waiting clients poll."""
         with self._leadership.reading() as connection:
             self.dispatcher.recount(waiting.in_flight(connection))
         self.generations.cursor = self._leadership.cursor() or self.generations.cursor
@@ -293,10 +295,10 @@ class Term:
         return self.pending_work.was_empty and self.dispatcher.last.has_drained
 
     def _is_drained(self, tick: TickResult) -> bool:
-        """Say whether nothing can be ready: the last claim has left nothing, and nothing comes of what has succeeded.
+        """Return whether no task can be ready: the last claim left none, and the successes of this tick lead to none.
 
-        An enqueue nudges the leader, and a nudged tick claims. If a nudge is lost, the next look at the fleet makes up
-        for it.
+        An enqueue nudges the leader, and a nudged tick claims. If a nudge is lost, the next fleet check makes up for
+        it.
         """
         return self._was_drained and all(task.is_single for task in tick.outgoing.moved)
 
@@ -304,10 +306,11 @@ class Term:
         return self._fleet_check.run() if self._monotonic() >= self.watch.due_at else None
 
     def _read(self, suspicion: Suspicion | None) -> Inbound:
-        """Read a batch of events, waiting for the first; after a look, all there are.
+        """Read a batch of events, waiting for the first; after a fleet check, read all of them without waiting.
 
-        After nudges that came to nothing more may gather: where no worker has room, every enqueue would cost a tick.
-        Where one has, a nudge comes to nothing if its task was found before it: the next may have one to find.
+        After nudges that led to nothing, pause so that more gather: while no worker has room, each enqueue would cost a
+        tick. There is no pause while a worker has room: the nudged task was only claimed earlier, and the next nudge
+        may bring one.
         """
         if not self.link.can_read:
             self._stopping.wait(min(self.due_in, 0.1))
@@ -315,16 +318,17 @@ class Term:
         until = min(self._due_since + self.due_in, self.watch.due_at)
         if self._nudged_in_vain and suspicion is None:
             self._nudged_in_vain = False
-            self._stopping.wait(min(_REST, until - self._monotonic()))
+            self._stopping.wait(min(_NUDGE_PAUSE, until - self._monotonic()))
         return self.link.read(until if suspicion is None else None)
 
-    def _behind(self, inbound: Inbound) -> Cursor:
+    def _cursor_after(self, inbound: Inbound) -> Cursor:
         cursor = self.generations.cursor
         return cursor._replace(position=inbound.entries[-1][0]) if inbound.entries else cursor
 
     def _apply_leftover(self, inbound: Inbound, cursor: Cursor) -> Sequence[Ended]:
-        """Apply what still stands in the stream of a generation that ends, up to a cursor; return what ended."""
-        self._is_bisecting = True  # nothing that stands there may keep the next generation from beginning
+        """Apply the events left in the stream of an ending generation, up to a cursor. Return the tasks and runs that
+        ended."""
+        self._is_bisecting = True  # no leftover event may keep the next generation from beginning
         decoded = self._reports.decode(inbound)
         with self._transaction(cursor) as (tx, _):
             self._reports.apply(tx, decoded)
@@ -340,7 +344,7 @@ class Term:
     def _transaction(
         self, cursor: Cursor, *, with_pending_work: bool = False
     ) -> Iterator[tuple[Transaction, PendingWorkProbe | None]]:
-        """Open a transaction; caches hear that it has failed, and `_publishing` that it has not."""
+        """Open a transaction. All caches are notified of a rollback, and `_before_publish` of a commit."""
         budget, result = self._pace.budget(), TickResult()
         began: float | None = None
         try:
@@ -370,25 +374,25 @@ class Term:
             self.due_in = 0.0
             raise
         self._pace.worked(budget, self.took)
-        if self._pace.parts and self._monotonic() >= self._said_at + _SAYS_EVERY:
-            self._said_at = self._monotonic()
+        if self._pace.parts and self._monotonic() >= self._logged_at + _LOG_INTERVAL:
+            self._logged_at = self._monotonic()
             self._streams.complain(self._pace.parts.describe() or "")
         self._began = None
         self.generations.cursor = cursor
-        for part in self._publishing:
+        for part in self._before_publish:
             part.committed(result)
 
     def _committed(self, tick: TickResult) -> None:
-        """Have all others hear of a commit."""
-        for part in self._remembering:
+        """Notify the remaining parts of a commit."""
+        for part in self._after_publish:
             part.committed(tick)
         self._on_ended(len(tick.outgoing.ended))
         self._is_bisecting = bool(tick.failed_parts or self._pace.parts)
         if self.link.has_pages:
             self.due_in = 0.0
-        elif tick.failed_parts:  # it is tried again, but all the others come first
+        elif tick.failed_parts:  # it is tried again, but all other work comes first
             self.due_in = max(self.due_in, _FAILED_PAUSE)
 
     def _rolled_back(self) -> None:
-        for part in (*self._publishing, *self._remembering):
+        for part in (*self._before_publish, *self._after_publish):
             part.rolled_back()

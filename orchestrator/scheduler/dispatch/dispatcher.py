@@ -207,7 +207,7 @@ class Dispatcher(CommitHooks):
         capabilities = self._fleet.capabilities
         capabilities.grows = False
         ready = self._fleet.queues if self._claims.is_slow else self.windows.ready(tx)
-        rooms, slots = self.windows.rooms(tx, tx.budget.parts.most(_PART, self._batch), self._executing, ready)
+        rooms, slots = self.windows.rooms(tx, tx.budget.parts.row_limit(_PART, self._batch), self._executing, ready)
         if not rooms:
             is_idle = not ready and bool(self._fleet.queues)
             return LastClaim(is_idle, is_idle and not capabilities.holds and not self._lanes.is_shared)
