@@ -216,7 +216,7 @@ class TickBudget:
             if slice_ and size + COST + steps(run) > self.slice:
                 yield slice_
                 slice_, size = [], 0
-            size += COST + steps(run)  #  which is known by now if the last slice had a run of the same version
+            size += COST + steps(run)  # which is known by now if the last slice had a run of the same version
             slice_.append(run)
         if slice_:
             yield slice_

@@ -154,14 +154,14 @@ class LaneService(CommitHooks):
         """Before a claim, read unknown lanes and count the tasks that left flight."""
         self._has_more = False
         if self._last_claim is not None and tx.now < self._last_claim - _MIN_CLOCK_SETBACK:
-            self.rolled_back()  #  due times of the old clock would be too late
+            self.rolled_back()  # due times of the old clock would be too late
         self._last_claim = tx.now
         if self._is_stale:
             self.buckets.due.update(store.buckets(tx.connection))
             self.recount(waiting.in_flight(tx.connection))
             self._is_stale = False
             tx.result.capacity.left_lanes.clear()
-            for *attempt, lane in tx.result.capacity.lingering:  #  rows in flight no longer count these
+            for *attempt, lane in tx.result.capacity.lingering:  # rows in flight no longer count these
                 if tuple(attempt) not in (self._lingering or {}):
                     self._lanes.took_off(lane)
         self._note_begun(tx.result, tx.now.timestamp())
@@ -318,13 +318,13 @@ class LaneService(CommitHooks):
     @property
     def is_shared(self) -> bool:
         """Return whether other shards depend on limits that this shard uses."""
-        return self._published_usage is not None and len(self._published_usage) > 1  #  more than its own registration
+        return self._published_usage is not None and len(self._published_usage) > 1  # more than its own registration
 
     def due_in(self, now: float) -> float | None:
         """Return the seconds until lanes have work that no message announces."""
         if self._read_after is not None or self._has_more:
             return 0.0
-        if self.elsewhere:  #  nothing announces that another shard has room
+        if self.elsewhere:  # nothing announces that another shard has room
             return _SHARED_POLL_INTERVAL
         due = self._lanes.next_due(now)
         return None if due is None else max(0.0, due - now)

@@ -216,7 +216,7 @@ class Link(CommitHooks):
         """Remember the last attempt that was claimed, and which queues have short tasks."""
         if claimed := tick.outgoing.claimed:
             self._last_claimed = Attempt(claimed[-1].id, claimed[-1].attempt)
-        for queue, seconds, _ in tick.counts.ran:
+        for queue, seconds, _ in tick.counts.durations:
             if seconds < _SHORT_TASK:
                 self._short[queue] = max(seconds, 0.9 * self._short.get(queue, _SHORT_TASK))
             else:
@@ -256,7 +256,7 @@ class Link(CommitHooks):
             self.failed(error)
         if gathered.fleet_changed:
             self.watch.due_at = 0.0
-        self.watch.heard_of(gathered.stopped)
+        self.watch.note_stopped(gathered.stopped)
         return gathered
 
     # -- out
@@ -295,7 +295,7 @@ class Link(CommitHooks):
             for queue, entries in withdrawn.items():
                 self.streams.queues.withdraw(generation, queue, entries)
         self.set_aside(outgoing.set_aside)
-        self.watch.give_orders()
+        self.watch.send_orders()
         if self.has_pages:
             self.paging.send(self.leadership.reading, self.streams.pages, self._push)
 
@@ -338,7 +338,7 @@ def messages(
 
 def _message(task: Claimed, now: float, has_spans: bool) -> Dispatch:
     trace = task.trace
-    if trace is not None and task.is_turn_task and has_spans:  #  the client that created the run did not know that
+    if trace is not None and task.is_turn_task and has_spans:  # the client that created the run did not know that
         trace = below(trace, run_span(task.id))
     return Dispatch(
         task.id,

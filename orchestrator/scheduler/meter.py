@@ -60,7 +60,7 @@ class Meter(CommitHooks):
             self.retried[self.label(queue)] += 1
         for queue in counts.lost:
             self.lost[self.label(queue)] += 1
-        for queue, seconds, times in counts.ran:
+        for queue, seconds, times in counts.durations:
             self.runs[self.label(queue)].add(seconds, times)
         self.set_aside += len(tick.outgoing.set_aside)
         if counts.reports:

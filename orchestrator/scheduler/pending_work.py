@@ -115,8 +115,7 @@ def _can_do(fleet: Fleet, queue: str, hold: str) -> bool:
 
 
 def release_crowded(tx: Transaction, fleet: Fleet, over: Iterable[bytes], limit: int) -> None:
-    """Make tasks held for want of capacity ready again, as many as their workers have free slots after the `over`
-    ended."""
+    """Release crowded tasks, up to the free slots of the workers that know them. `over` have just ended."""
     capabilities = fleet.capabilities
     capabilities.begin(over)
     rooms = capabilities.rooms().items()
@@ -197,7 +196,7 @@ class PendingWork(CommitHooks):
             do("go on with backfills", extend_backfills)
             pending_work = waiting.probe_pending_work(tx.connection)
         if pending_work.cancelling_runs:
-            runs.advance(tx)  #  ended tasks must be counted before the remaining ones are read
+            runs.advance(tx)  # ended tasks must be counted before the remaining ones are read
             do("cancel runs", lambda tx, limit: self.cancels.go_on(tx, 5 * limit))
         self._plan(tx, pending_work, do)
         if pending_work.closing_runs:
@@ -206,17 +205,17 @@ class PendingWork(CommitHooks):
         if pending_work.held and thorough:
             do("release tasks", lambda tx, limit: release_known(tx, fleet, limit))
         if fleet.capabilities.holds:
-            over = list(tx.result.over())
+            over = list(tx.result.ended_ids())
             do("find places for tasks", lambda tx, limit: release_crowded(tx, fleet, over, limit))
         if thorough:
             do("free stuck runs", self.code.free_stuck)
-            if self.code.looked_to is not None:
+            if self.code.waits_checked_to is not None:
                 do("look after waits for runs", lambda tx, _: look_after(tx, self.code))
         if _is_due(pending_work.next_due, tx.now):
             do("make due tasks ready", lambda tx, limit: waiting.promote_due(tx.connection, tx.now, limit))
             do("fire timers", self._fire_timers)
             do("expire tasks", expire)
-            if fleet.is_in_view:  #  otherwise not all known names are available
+            if fleet.is_in_view:  # otherwise not all known names are available
                 do("fail unknown tasks", lambda tx, limit: fail_unknown(tx, fleet, limit))
             runs.advance(tx)
         busy = pending_work.is_busy or _is_due(pending_work.next_of_all, tx.now)

@@ -64,7 +64,7 @@ class StandbyNotice:
         """With several shards, `offer` lets another scheduler take the lease, so that schedulers share the shards
         evenly."""
         self._offer = offer
-        self._process = os.getpid() if offer is None else os.getppid()  #  one scheduler for all shards has one address
+        self._process = os.getpid() if offer is None else os.getppid()  # one scheduler for all shards has one address
         self._redis = redis
         self._keys = keys
         self._leading = leading
@@ -96,7 +96,7 @@ class StandbyNotice:
                 waits, interval = 0, 0
             elif waits:
                 waits -= 1
-            else:  #  a failed standby does not take the lease, and each offer interrupts leadership for a moment
+            else:  # a failed standby does not take the lease, and each offer interrupts leadership for a moment
                 self._offer()
                 waits = interval = min(2 * interval + 1, _MAX_OFFER_INTERVAL)
 
@@ -110,7 +110,7 @@ class StandbyNotice:
                 elif self._since is not None:
                     announcements.withdraw(self._redis, self._keys, self._name)
                     self._since = None
-            except UNAVAILABLE as error:  #  the announcement expires; readers see that Redis is down
+            except UNAVAILABLE as error:  # the announcement expires; readers see that Redis is down
                 log.debug("scheduler.standby_unannounced error=%s", first_line(error))
 
     @property
@@ -139,7 +139,7 @@ def listen(settings: Settings, keys: Keys, lease_released: Callable[[], None]) -
             with engine.connect() as connection:
                 raw: Any = (
                     connection.connection.dbapi_connection
-                )  #  the driver's connection, which `select` can wait for
+                )  # the driver's connection, which `select` can wait for
                 connection.exec_driver_sql(f'LISTEN "{settings.namespace}"')
                 while True:
                     select.select([raw], [], [])
@@ -227,7 +227,7 @@ def run_scheduler(settings: Settings) -> int:
         ).start()
         janitor.start()
         Pruner(upkeep_engine, settings, scheduler.leading).start()
-        if "/" not in namespace:  #  the first shard collects for all shards
+        if "/" not in namespace:  # the first shard collects for all shards
             PayloadCollection(_engine_of_all_shards(settings) or upkeep_engine, settings, scheduler.leading).start()
         log_redis = connect(redis_url)
         LogKeeping(upkeep_engine, log_redis, keys, scheduler.leading, connect_shared(settings, log_redis)).start()
@@ -279,7 +279,7 @@ def _stop_on_signal(scheduler: Scheduler, settings: Settings, keys: Keys) -> Non
 
     def stop() -> None:
         scheduler.stop()
-        nudge(waker, keys)  #  the scheduler may be waiting for an event
+        nudge(waker, keys)  # the scheduler may be waiting for an event
         threading.Event().wait(settings.lease)
         log.warning("scheduler.stopped_hard: something did not answer; the lease expires by itself")
         os._exit(0)

@@ -113,13 +113,13 @@ class Pruner:
             if (deleted := delete()) == 0:
                 return
             yield deleted
-        self._hurry()  #  these rows are all past their retention
+        self._hurry()  # these rows are all past their retention
 
     def _forget_deleted(self, connection: Connection) -> Iterator[int]:
         for _ in range(self._slices):
             runs = retention.next_deleted(connection, self._deleted, self._size)
             if not runs:
-                self._deleted = FIRST  #  some of these runs may not have ended yet
+                self._deleted = FIRST  # some of these runs may not have ended yet
                 return
             yield from retention.forget_deleted(connection, runs, self._size)
             self._deleted = runs[-1]
@@ -146,7 +146,7 @@ class Pruner:
             reached[key] = found.upto
             if not found.full:
                 return
-            delays.append(found.delays)
+            delays.append(found.late)
         self._more = True
         self.rest = rest_after(self.rest, delays[0], delays[-1])
 

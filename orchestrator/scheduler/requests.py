@@ -201,7 +201,7 @@ def purge(tx: Transaction, runs: Runs, workers: Fleet, item: Request, limit: int
     If no worker serves the queue, dispatched tasks count as waiting too.
     """
     requested_at, queue = item.created_at, item.body["queue"]
-    assert requested_at is not None  #  Postgres's clock, like the enqueue times of tasks
+    assert requested_at is not None  # Postgres's clock, like the enqueue times of tasks
     is_unserved = workers.is_in_view and not workers.slots(queue)
 
     def cancel_slice(after: str | None, size: int) -> str | None:
@@ -257,7 +257,7 @@ def enqueue_with_keys(tx: Transaction, items: list[Request]) -> set[int]:
     first: dict[str, NewTask] = {}
     requests: list[tuple[int, NewTask, str]] = []
     starts: list[NewTask] = []
-    existing = unique.existing(tx.connection, [item.target for item in items])
+    existing = unique.known(tx.connection, [item.target for item in items])
     for item in items:
         task = unique.deferred(item.body)
         if is_start(task):

@@ -112,7 +112,7 @@ def _given_up(tx: Transaction, row: DueSchedule, open_runs: Mapping[str, list[by
     log.error("schedule.failed schedule=%s error=%s", row.key, reason)
     try:
         firing = _decide_fires(tx, row, open_runs.get(row.key, []), _SLICE)
-    except Exception as defect:  #  any error here belongs to this schedule
+    except Exception as defect:  # noqa: BLE001  # any error here belongs to this schedule
         firing = _Firing(row)
         reason = f"It cannot be told when it fires, so it no longer does: {said(defect)}. Set it again."
     return replace(firing, runs=[], superseded=[], error=reason)
@@ -181,7 +181,7 @@ def _write(tx: Transaction, cancels: Cancels, firings: Sequence[_Firing]) -> Non
     advances = []
     for firing in firings:
         started_fires = [(fire, run.id) for fire, run in firing.runs if run.id in started]
-        superseded += firing.superseded if started_fires else []  #  a fire that already had its run cancels nothing
+        superseded += firing.superseded if started_fires else []  # a fire that already had its run cancels nothing
         last_fire, last_run = started_fires[-1] if started_fires else (None, None)
         advances.append(
             Advance(
@@ -256,7 +256,7 @@ def _backfill_run(tx: Transaction, backfill: OpenBackfill, schedule: Schedule, f
     series = backfill.series
     one_by_one = msgspec.structs.replace(
         schedule, overlap="allow"
-    )  #  the backfill's own limit replaces the overlap policy
+    )  # the backfill's own limit replaces the overlap policy
     key = fire_key(series if backfill.again else key_of(backfill.workflow, backfill.name), fire)
     identifier = _run_id(tx.now, fire_key(series, fire), place)
     run = store.run_of(backfill.target, one_by_one, fire, identifier, series, tx.vault, key=key)

@@ -74,7 +74,7 @@ class _Mergeable(msgspec.Struct):
             mine, more = getattr(self, name), getattr(other, name)
             if isinstance(mine, _Mergeable):
                 mine.merge(more)
-            elif more is not None:  #  an empty value overrides too
+            elif more is not None:  # an empty value overrides too
                 rule = _MERGE.get(type(mine))
                 setattr(self, name, more if rule is None else rule(mine, more))
 
@@ -123,7 +123,7 @@ class TickRuns(_Mergeable):
     """Turn tasks that ended, and whose runs have not been ended yet."""
     continuing: dict[bytes, ContinueRun] = {}
     """Runs with an ended turn task that continue as a new run."""
-    unheard: dict[bytes, int] = {}
+    last_seen: dict[bytes, int] = {}
     """Runs with an ended turn task and events that their code has not seen, with the number of the last event it
     saw."""
 
@@ -172,21 +172,21 @@ class Capacity(_Mergeable):
 class TickCode(_Mergeable):
     """Changes to the leader's memory of code runs, applied after the commit."""
 
-    asked: list[tuple[bytes, Query]] = []
+    queries: list[tuple[bytes, Query]] = []
     """Queries for the code of runs."""
-    passed_on: list[bytes] = []
+    forwarded: list[bytes] = []
     """Ended runs whose queries were forwarded or answered."""
     sent: dict[bytes, int] = {}
     """Runs with a query in flight, and its attempt."""
     reported: list[bytes] = []
     """Runs whose queries need not be sent again."""
-    near: dict[bytes, str] = {}
+    preferred_workers: dict[bytes, str] = {}
     """Tasks that are the only thing their code waits for, and the worker that holds the code. They should run there."""
-    freed: tuple[frozenset[bytes], bytes] | None = None
+    freed_up_to: tuple[frozenset[bytes], bytes] | None = None
     """The workers for which stuck runs were freed, and the last run examined; an empty id means that all were freed."""
-    tried: tuple[frozenset[str], float] | None = None
+    tried_code: tuple[frozenset[str], float] | None = None
     """Digests of the code with which runs of dead processes were tried, and when to look at these runs again."""
-    looked_to: tuple[str, bytes] | None = None
+    waits_checked_to: tuple[str, bytes] | None = None
     """The last wait examined for ends of runs that the previous leader had not delivered."""
 
 
@@ -250,7 +250,7 @@ class Counts(_Mergeable):
     """The queue of each failed attempt that is retried."""
     lost: list[str] = []
     """The queue of each attempt that was lost with its worker."""
-    ran: list[tuple[str, float, int]] = []
+    durations: list[tuple[str, float, int]] = []
     """Queues, the duration of a sampled attempt in seconds, and how many attempts it stands for."""
     reports: int = 0
     """The number of applied reports."""
@@ -265,17 +265,17 @@ class Counts(_Mergeable):
 
     def time(self, moved: Sequence[Moved], reported: Sequence[_Timed]) -> None:
         """Sample how long attempts ran: of many, every n-th counts n times."""
-        if len(moved) == len(reported) and len(queues := set(map(_queue, moved))) == 1:  #  no lookup is needed
+        if len(moved) == len(reported) and len(queues := set(map(_queue, moved))) == 1:  # no lookup is needed
             queue = queues.pop()
             for place, times in sampled(len(reported)):
                 if (seconds := reported[place].duration) is not None:
-                    self.ran.append((queue, seconds, times))
+                    self.durations.append((queue, seconds, times))
         elif moved:
             wanted = {moved[place].id: (moved[place].queue, times) for place, times in sampled(len(moved))}
             for row in reported:
                 if row.id in wanted and row.duration is not None:
                     queue, times = wanted[row.id]
-                    self.ran.append((queue, row.duration, times))
+                    self.durations.append((queue, row.duration, times))
 
 
 class TickResult(_Mergeable):
@@ -362,7 +362,7 @@ class TickResult(_Mergeable):
         if result is not None:
             self.tasks.results[run, task.step] = result
 
-    def over(self) -> Iterator[bytes]:
+    def ended_ids(self) -> Iterator[bytes]:
         """Yield tasks that ended, and code runs whose turns ended."""
         yield from (ended.id for ended in self.outgoing.ended)
         yield from (run for run, _ in self.capacity.turns_over)

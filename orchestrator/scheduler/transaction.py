@@ -128,7 +128,7 @@ def isolate(
     error = _error_of(tx, lambda: do(tx, items))
     if error is None:
         return
-    if is_timeout(error):  #  its part does less next time
+    if is_timeout(error):  # its part does less next time
         raise error
     if len(items) == 1:
         give_up(tx, items[0], error)

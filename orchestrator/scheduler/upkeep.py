@@ -170,7 +170,7 @@ class LogKeeping:
     ) -> None:
         """`shared` is the Redis server with the keys of all shards, if it is a separate one."""
         self._engine = engine  # in autocommit mode
-        self._redis = redis  #  a connection of its own, because reads block
+        self._redis = redis  # a connection of its own, because reads block
         self._shared = shared or redis
         self._keys = keys
         self._leading = leading
@@ -247,7 +247,7 @@ class Janitor:
         self._stale_tables: set[str] = set()
         """Tables whose statistics may be wrong."""
         self._due = threading.Event()
-        self._due.set()  #  an earlier leader may have left dead rows
+        self._due.set()  # an earlier leader may have left dead rows
 
     def start(self) -> None:
         """Start the thread."""

@@ -209,7 +209,7 @@ def test_a_transaction_that_the_scheduler_let_idle_is_not_said_to_be_an_outage(
         driver: Any = connection.connection.driver_connection
         select.select([driver], [], [], 10.0)  # until Postgres closes it
         connection.execute(text("SELECT 1"))
-    scheduler._cannot_work(ended.value)
+    scheduler._report_outage(ended.value)
     assert "Postgres ended its transaction" in caplog.text
     assert "cannot be used" not in caplog.text
 
@@ -233,10 +233,10 @@ def test_a_tick_that_takes_too_long_is_not_said_to_be_an_outage(
         connection.execute(text("SELECT pg_sleep(60)"))
     scheduler.term._began = system.clock()
     system.clock.now += system.settings.lease
-    scheduler._cannot_work(ended.value)
+    scheduler._report_outage(ended.value)
     assert "more to do at once than it can in its lease: a tick took" in caplog.text
     assert "cannot be used" not in caplog.text
     assert not scheduler.postgres.lasts
     scheduler.term._began = system.clock()
-    scheduler._cannot_work(ended.value)
+    scheduler._report_outage(ended.value)
     assert "Postgres cannot be used" in caplog.text, "which a short tick has no part in"

@@ -84,7 +84,7 @@ class Runs:
         tx.result.outgoing.runs += begun
         self.conclude(tx, [row for row in begun if row.workflow is None])
         if code := [row.id for row in begun if row.code]:
-            tx.result.wake.delayed |= bool(stuck.wake(tx.connection, code))  #  some runs have a deadline now
+            tx.result.wake.delayed |= bool(stuck.wake(tx.connection, code))  # some runs have a deadline now
         planned = [row for row in begun if row.workflow is not None and not row.code]
         self.backlog.release(tx, [row.id for row in planned if row.again])
         self.notify(tx, [(row.id, [_beginning(row)]) for row in planned], is_urgent=True)
@@ -110,7 +110,7 @@ class Runs:
                     item,
                     touched.continuing.pop(item.id, None),
                     item.id in resetting,
-                    touched.unheard.pop(item.id, None),
+                    touched.last_seen.pop(item.id, None),
                 )
                 for item in touched.turn_task_ends
             ]
@@ -141,7 +141,7 @@ class Runs:
                 lambda tx, item, error: self.backlog.set_aside(tx, (item.run, ()), error),
             )
             self.advance(tx)
-            if tx.budget.is_spent or tx.budget.has_postponed:  #  a postponed run is in this queue too
+            if tx.budget.is_spent or tx.budget.has_postponed:  # a postponed run is in this queue too
                 break
 
     def _notify_waited(self, tx: Transaction, items: Sequence[Waited]) -> None:
@@ -208,7 +208,7 @@ class Runs:
     def _count_and_plan(self, tx: Transaction, items: Sequence[RunAndChanges]) -> None:
         """Apply changes to runs: count, plan, and end the complete ones."""
         if tx.foreseen is None:
-            flush(tx.connection)  #  time spent on earlier statements is not these runs' fault
+            flush(tx.connection)  # time spent on earlier statements is not these runs' fault
         with tx.budget.charging(run for run, _ in items):
             saved: dict[bytes, Saved] = {}
             ends: list[tuple[bytes, RunState, str | None]] = []
@@ -230,7 +230,7 @@ class Runs:
                     if item.continuing is not None:
                         tx.result.runs.continuing[run] = item.continuing
                     if item.heard is not None:
-                        tx.result.runs.unheard[run] = item.heard
+                        tx.result.runs.last_seen[run] = item.heard
 
     def _save(self, tx: Transaction, items: Sequence[RunAndChanges], saved: Mapping[bytes, Saved]) -> None:
         """Store counters and plans, one row per run. Notify code of awaited facts, and end runs with nothing open."""
@@ -288,7 +288,7 @@ class Runs:
         for row in rows:
             state = verdict(row.counters, row.cancelling, row.reason == TIMED_OUT)
             if state is None or row.state not in run_sources_of(state) or row.id in waiting:
-                continue  #  a pending change may reopen the run
+                continue  # a pending change may reopen the run
             kind = self._kinds[row.kind]
             if not kind.has_hooks or tx.budget.has_room_for_hooks(*kind.hooks(row.id, state)):
                 complete.append((row.id, state, None))

@@ -192,7 +192,7 @@ class Backlog(CommitHooks):
         """
         entries = self._queue(tx.connection, _QUEUE_BATCH)
         if self._are_many and len(entries) < _QUEUE_BATCH:
-            self._invalidate()  #  few enough to cache again
+            self._invalidate()  # few enough to cache again
         if not entries:
             return []
         steps = sizes(dags.versions(tx.connection, list({entry.run for entry in entries})))

@@ -76,8 +76,8 @@ class Cancels:
         waiting = self.backlog.waiting(tx, ids)
         remaining = [run for run in ids if run not in waiting and not self.runs.is_refused(tx, run)]
         isolate(tx, remaining, self._end, lambda tx, run, error: self.backlog.set_aside(tx, (run, ()), error))
-        self.runs.advance(tx)  #  a stuck run receives the ends of its children first
-        waiting = self.backlog.waiting(tx, ids)  #  some runs may have become stuck just now
+        self.runs.advance(tx)  # a stuck run receives the ends of its children first
+        waiting = self.backlog.waiting(tx, ids)  # some runs may have become stuck just now
         closing = [run for run in ids if run in waiting and run not in tx.budget.refused]
         isolate(tx, closing, self._close_stuck, self._leave_stuck)
         return len(below) == _MAX_MARKED
@@ -118,7 +118,7 @@ class Cancels:
         rows = runs.count(tx.connection, counted)
         self._end_as_cancelled(tx, stuck_runs, hooks=False)
         for row in rows:
-            if row.reason == TIMED_OUT:  #  a retry notifies its plan after all, which then does its own counting
+            if row.reason == TIMED_OUT:  # a retry notifies its plan after all, which then does its own counting
                 counted[row.id].update(cancelled=row.open, opened=-row.open)
                 end = RunChanges({name: -number for name, number in counted[row.id].items()}, stopped=True)
                 self.backlog.add(
@@ -140,7 +140,7 @@ def retry_plain(tx: Transaction, runs: Runs, item: inbox.Request, limit: int) ->
     """Reopen a slice of the unsuccessful tasks of a run without a workflow, as of the request. Return whether all are
     done."""
     if cancels.has_workflow(tx.connection, item.target):
-        return True  #  another request has retried the run
+        return True  # another request has retried the run
     requested_at = tx.now - timedelta(seconds=item.age)
     ids = store.retryable_tasks(tx.connection, item.target, requested_at, limit)
     if len(retry_tasks(tx, runs, ids, cancelled=True).moved) >= limit:

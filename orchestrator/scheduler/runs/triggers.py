@@ -70,16 +70,16 @@ class Listener(NamedTuple):
 
     workflow: str
     version: int
-    index: int
+    trigger_index: int
     trigger: EventTrigger
 
     @property
     def position(self) -> Position:
-        return self.trigger.filter is not None, self.workflow, self.index
+        return self.trigger.filter is not None, self.workflow, self.trigger_index
 
     def name(self, event: Posted) -> bytes:
         """Return the id under which a slow evaluation is recorded."""
-        return b"listener %b %d %b" % (event.id, self.index, self.workflow.encode())
+        return b"listener %b %d %b" % (event.id, self.trigger_index, self.workflow.encode())
 
     def is_for(self, event: Posted) -> bool:
         """Return whether the trigger matches such an event, apart from its filter."""
@@ -248,7 +248,7 @@ class Triggers:
             values = parse_template(listener.trigger.params).render(names)
             definition = self._dags.compiled(tx, listener.workflow, listener.version).definition
             params = resolve_params(definition, values, tx.now)
-            run = derived_id(event.id, "on", listener.workflow, listener.index)
+            run = derived_id(event.id, "on", listener.workflow, listener.trigger_index)
             new = dags.new_run(definition, listener.version, run, params, budget=names.budget)
             return new._replace(depth=depth, root=event.root, trace=event.trace)
         except (InvalidWorkflow, *REFUSALS) as error:
@@ -276,7 +276,7 @@ def _readable(found: Iterable[Triggered]) -> Iterable[Listener]:
     for workflow in found:
         try:
             triggers = _triggers.decode(workflow.triggers)
-        except REFUSALS as error:  #  stored by another release; the run that ended is not to blame
+        except REFUSALS as error:  # stored by another release; the run that ended is not to blame
             log.error("workflow.triggers_unreadable workflow=%s error=%s: no event starts it", workflow.name, error)
         else:
             for index, trigger in enumerate(triggers):
@@ -362,7 +362,7 @@ def _end_of_code(run: bytes, workflow: str, state: str, call: bytes) -> dict[str
     stored = whole_reference(call)
     try:
         args, params = timezones.decode(open_data(call, CALL)) if stored is None else [stored.extension()] * 2
-    except Sealed:  #  sealed by a key missing here; a workflow that only passes the value on can still start
+    except Sealed:  # sealed by a key missing here; a workflow that only passes the value on can still start
         args = params = msgspec.msgpack.Ext(CODE, extension_of(call))
     return {"run_id": to_text(run), "workflow": workflow, "state": state, "args": args, "params": params}
 
@@ -374,7 +374,7 @@ def _hooks(
     for index, hook in enumerate(hooks_of(definition, state)):
         args = {"url": hook.webhook, "body": body} if hook.webhook is not None else body
         context = {"workflow": definition.name, "step": f"on_{state}", "index": index, "count": None}
-        identifier = derived_id(run.id, "hook", state, index, now.isoformat())  #  a retried run may end again
+        identifier = derived_id(run.id, "hook", state, index, now.isoformat())  # a retried run may end again
         key = hook.registered.key if hook.registered is not None else None
         payload = timezones.encode(((), args, context))
         new = of_hook(hook, definition.queue).new(identifier, payload, key, Origin())

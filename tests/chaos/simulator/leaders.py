@@ -145,7 +145,7 @@ class SchedulerProcess:
         world.set_clocks()
         try:
             if not self.leading:
-                if not self.candidacy.stand():
+                if not self.candidacy.try_to_lead():
                     self._try_at = world.now + world.settings.lease / 3
                     return
                 world.trace(f"{self.name} leads, term {self.leadership.term}")
