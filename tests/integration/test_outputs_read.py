@@ -64,7 +64,7 @@ def reach_lower_steps(system: System, text: str) -> tuple[RunHandle[Any], Worker
 
 def kept(system: System) -> int:
     outputs: Outputs = system.scheduler.term.runs.dags._outputs
-    return len(outputs._kept)
+    return len(outputs._cache)
 
 
 @pytest.mark.parametrize("text", [WHEN, INPUT], ids=["conditions", "inputs"])

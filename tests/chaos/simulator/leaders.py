@@ -163,7 +163,7 @@ class SchedulerProcess:
             self.leading = False
         except (*database.UNAVAILABLE, *transport.UNAVAILABLE) as error:
             world.trace(f"{self.name} cannot work: {type(error).__name__}")
-            self.scheduler._cannot_work(error)
+            self.scheduler._report_outage(error)
             if self.leading:
                 self.candidacy.failed()
             self.leadership.disconnect()
