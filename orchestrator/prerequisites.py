@@ -1,5 +1,4 @@
-"""Prerequisites of a starting process: wait for servers that are down, and fail at once on errors that waiting cannot
-fix.
+"""Prerequisites of a starting process: wait for servers that are down, and fail at once on other errors.
 
 Service managers start everything at the same time and, after a power cut, in any order. A process that gave up because
 a server needs another minute would be restarted repeatedly, with an error in the log each time.
@@ -30,14 +29,11 @@ class Prerequisite(NamedTuple):
 
 
 class Prerequisites:
-    """All prerequisites of a process. Handles SIGTERM and SIGINT until other handlers replace these, which check
-    `is_stopped`."""
+    """All prerequisites of a process. Handles SIGTERM and SIGINT until replaced; check `is_stopped` then."""
 
     def __init__(self, log: logging.Logger, needed: Sequence[Prerequisite]) -> None:
         self._log = log
-        self._missing = [
-            (prerequisite, Outage(log, prerequisite.name, "waiting for it", settled=0.0)) for prerequisite in needed
-        ]
+        self._missing = [(each, Outage(log, each.name, "waiting for it", settled=0.0)) for each in needed]
         self._stopping = threading.Event()
         self.is_stopped = False
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -50,11 +46,7 @@ class Prerequisites:
         """
         pause = _FIRST_PAUSE
         while not self.is_stopped:
-            self._missing = [
-                (prerequisite, outage)
-                for prerequisite, outage in self._missing
-                if not self._is_met(prerequisite, outage)
-            ]
+            self._missing = [(each, outage) for each, outage in self._missing if not self._is_met(each, outage)]
             if not self._missing:
                 return True
             self._stopping.wait(pause)

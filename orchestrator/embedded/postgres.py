@@ -102,8 +102,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return self.database_url(name)
 
     def is_ours(self, command: Sequence[str], cwd: str) -> bool:
-        """Recognize the server by its data folder, and its children, which may outlive the server, by their working
-        directory."""
+        """Recognize the server by its data folder, and its children, which may outlive it, by theirs."""
         is_server = Path(command[0]).name == "postgres" and str(self.data) in command
         is_child = command[0].startswith("postgres:") and cwd == str(self.data)
         return is_server or is_child

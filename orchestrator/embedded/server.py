@@ -115,8 +115,7 @@ HOW_TO_INSTALL = "pip install '.[embedded]' in a clone of the repository (it is 
 
 
 def embedded_module(name: str) -> ModuleType:
-    """Import a module of the `embedded` extra without its warnings. If it is missing, raise an error that tells how to
-    get it."""
+    """Import a module of the `embedded` extra without its warnings. If it is missing, the error tells how to get it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -186,8 +185,7 @@ class EmbeddedServer:
         _restrict(self.folder, _OTHERS_ACCESS)
 
     def launch(self, command: Sequence[str], ready: Callable[[], bool], **options: Any) -> None:
-        """Start the server in a session of its own, where the terminal's Ctrl-C does not reach it. Wait until it is
-        ready.
+        """Start the server in a session of its own, out of reach of Ctrl-C. Wait until it is ready.
 
         It gets no variables that may be secret: other programs of its user could read them.
         """

@@ -211,7 +211,6 @@ class Listener:
 
 
 def _ready(waits_for: Iterable[socket.socket]) -> list[object]:
-    """Wait a while for any of these sockets. Return the ready ones."""
     with selectors.DefaultSelector() as selector:
         for waiting in waits_for:
             selector.register(waiting, selectors.EVENT_READ)
@@ -219,7 +218,6 @@ def _ready(waits_for: Iterable[socket.socket]) -> list[object]:
 
 
 def _is_local(connection: socket.socket) -> bool:
-    """Return whether the client is on this machine."""
     try:
         return ipaddress.ip_address(connection.getpeername()[0].partition("%")[0]).is_loopback
     except (OSError, ValueError, IndexError):  # the connection is gone, or is no IP connection

@@ -54,7 +54,6 @@ class SystemGauges:
             return self._cached
 
     def close(self) -> None:
-        """Close the connections."""
         if self._engine is not None:
             self._engine.dispose()
         if self._redis is not None:

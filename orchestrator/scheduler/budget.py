@@ -1,8 +1,8 @@
 """Limits on the work of one tick, so that it ends well within the lease.
 
 A tick leaves planning beyond its share of the lease to the next tick. If a single run takes all the time, Postgres ends
-the session, and the leader remembers which run it was planning. From then on it plans runs one by one, and marks the
-run at fault as stuck.
+the session, and the leader remembers which run it was planning. It then plans runs one by one, and marks the one at
+fault as stuck.
 
 Many runs together may also take too long on a busy machine. After a tick that ran out of time, the next does as little
 as possible. Ticks that end in time do more again: quickly up to half of the failed amount, then slowly.
@@ -29,8 +29,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 
 
 class Share:
-    """The amount of work done at once. It shrinks after a timeout, then grows: fast to half the failed amount, then
-    slowly."""
+    """The amount of work done at once. It grows fast to half of what failed, then slowly."""
 
     def __init__(self, full: int) -> None:
         self.full = self.now = self._ceiling = full
@@ -117,8 +116,7 @@ _MAX_DATA = 4_000_000
 _HOOK_OVERHEAD = 1_000
 """Bytes that a hook counts in addition to its input, for the time that its row takes Postgres."""
 _MAX_CHILDREN = 1_000
-"""Child runs created in one tick, at most, and as many again for trees without any: a run's row is the costliest
-write."""
+"""Child runs created in one tick, at most, and as many again for trees without any. Their rows are costly."""
 _MAX_NODES = 10_000
 """Nodes of flow definitions read in one tick, beyond which no further flow is read: some 20 milliseconds."""
 _CHILDREN_OF_FURTHER_TREE = 100
@@ -252,8 +250,7 @@ class TickBudget:
         self._children[tree] = self._children.get(tree, 0) + 1
 
     def has_room_for_hooks(self, number: int, size: int) -> bool:
-        """Return whether a run may end in this tick although its hooks are `number` rows of `size` bytes; count them if
-        so.
+        """Return whether a run with `number` hooks of `size` bytes may end in this tick; count the hooks if so.
 
         The first run with hooks may always end, and so may any run without.
         """
@@ -265,8 +262,7 @@ class TickBudget:
         return True
 
     def may_read_nodes(self) -> bool:
-        """Return whether another flow definition may be read in this tick: always the first, more while they are
-        small."""
+        """Return whether another flow definition may be read in this tick: always the first, more if small."""
         if self.read_nodes and (self.read_nodes >= _MAX_NODES or self.is_spent):
             self.has_postponed = True
             return False
@@ -313,8 +309,7 @@ class TickBudget:
 
 
 class Suspects:
-    """Runs and requests during which ticks took too long: first suspected, then refused, then set aside and
-    forgotten."""
+    """Runs and requests during which ticks took too long: suspected, refused, then set aside."""
 
     def __init__(self) -> None:
         self.failures: Counter[bytes] = Counter()
@@ -389,8 +384,7 @@ class Pace:
             self._suspects.refuse(budget.given_up)
 
     def interrupted(self, budget: TickBudget, *, by_postgres: bool, took: float = 0.0) -> None:
-        """Note a tick that failed after so many seconds; `by_postgres` means that Postgres ended a statement that took
-        too long."""
+        """Note a tick that failed after so many seconds; `by_postgres` means that a statement took too long."""
         if budget.busy_with and budget.used > _TOO_LONG * self._lease:
             evidence = Evidence.COMPUTED
         elif by_postgres:

@@ -126,7 +126,7 @@ class Leadership:
 
         `with_pending_work` also reads the work that waits for the leader, without an extra round trip.
         `may_begin_later` delays BEGIN to the first statement; `now` is then extrapolated from the last answer of
-        Postgres, at most one renewal ago.
+        Postgres.
         """
         renew = monotonic >= self._renew_at
         connection = self._connect()
@@ -234,6 +234,5 @@ class Leadership:
 
 
 def _roll_back(connection: Connection) -> None:
-    """Roll back a transaction that was begun by hand."""
     if not connection.invalidated:
         roll_back(connection)

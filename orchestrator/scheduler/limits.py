@@ -1,8 +1,8 @@
 """Serve the lanes: track which have ready tasks, and share each queue's room among them.
 
 A limit counts running code. A cancelled or timed-out attempt whose code has not ended has no row in flight anymore, but
-*lingers* in its lane until no worker lists it. An attempt that no heartbeat has listed yet may have just been received:
-it lingers for a whole TTL.
+*lingers* in its lane until no worker lists it. An attempt not listed yet may have just been received, and lingers for a
+whole TTL.
 
 All caches here are read from Postgres after a takeover or a rollback: lanes from an index, tasks in flight by counting
 them, rates from the table of buckets. The limits are exact because only the leader claims. A worker must report the
@@ -200,7 +200,6 @@ class LaneService(CommitHooks):
             self._published_usage = {name: number for name, number in held.items() if number > 0}
 
     def _read(self, tx: Transaction, most: int) -> None:
-        """Read the next `most` lanes."""
         heads = store.lanes_after(tx.connection, *(self._read_after or ("", "")), most)
         for head in heads:
             self._lanes.learn(head.queue, head.lane, head.stock, parse_options(head.options))
@@ -275,7 +274,6 @@ class LaneService(CommitHooks):
         return [share for queue in queues for share in self._lanes.allot(queue, rooms[queue], plain.get(queue), now)]
 
     def _return_unused(self, shares: Sequence[Share], found: Sequence[Claimed], now: float) -> None:
-        """Return the unused turns to their lanes."""
         used = Counter((task.queue, task.lane) for task in found)
         for share in shares:
             unused = share.turns - used[share.queue, share.lane]

@@ -103,8 +103,7 @@ def _state(beat: Heartbeat) -> str:
 
 
 def _tasks(outgoing: Outgoing) -> list[TaskChange]:
-    """Return the tasks that changed state. A task returned to its queue may have been claimed again in the same
-    commit."""
+    """Return the tasks that changed state. A returned task may have been claimed again at once."""
     moved = [
         TaskChange(task.id, task.queue, task.name, task.state, task.attempt, task.run_id)
         for task in outgoing.moved
@@ -118,7 +117,6 @@ def _tasks(outgoing: Outgoing) -> list[TaskChange]:
 
 
 def _runs(outgoing: Outgoing) -> list[RunChange]:
-    """Return the runs that began or ended, and those with other changes."""
     rows = {run.id: RunChange(run.id, run.status, run.workflow) for run in outgoing.runs}
     turns = (task.id for task in outgoing.moved if task.is_turn_task)
     others = {run: RunChange(run) for run in (*outgoing.counted, *turns) if run not in rows}
@@ -190,8 +188,7 @@ class Link(CommitHooks):
     def failed(self, error: Exception, *, is_look: bool = False) -> None:
         """Handle one of `FAILURES`: pause the use of Redis, or begin a new generation of streams.
 
-        Only a failed fleet check postpones the next check. A failed publish does not: the check detects a restarted
-        Redis.
+        Only a failed fleet check postpones the next check. A failed publish does not.
         """
         self.changes.interrupted()
         if isinstance(error, StreamsDamaged):
@@ -230,8 +227,7 @@ class Link(CommitHooks):
     # -- in
 
     def read(self, until: float | None) -> Inbound:
-        """Read one batch of events, waiting for the first until a deadline; without a deadline, read all without
-        waiting."""
+        """Read one batch of events, waiting for the first until a deadline; without one, read all there are."""
         gathered = Inbound()
         try:
             generation, position, _ = self.generations.cursor

@@ -1,5 +1,5 @@
-"""The main loop of a scheduler process: lead while it holds the lease, stand by otherwise. `term.py` has the leader's
-work."""
+"""The main loop of a scheduler process: lead while it holds the lease, stand by otherwise. See `term.py` for
+leading."""
 
 from __future__ import annotations
 
@@ -229,8 +229,7 @@ class Scheduler:
         self._awake.set()
 
     def offer_lease(self, engine: Engine) -> None:
-        """Release the lease from another thread, so that a standby can take it. If none does, this scheduler renews
-        it."""
+        """Release the lease from another thread, so that a standby can take it. If none does, it is renewed."""
         try:
             with engine.connect() as connection:
                 leases.release(connection, 0, self._leadership.term)
@@ -266,7 +265,6 @@ class Scheduler:
         self._streams.complain(complaint, self._pause)
 
     def _withdraw_complaint(self) -> None:
-        """Withdraw the complaint about Postgres after a successful tick."""
         self._has_complained = False
         self._streams.withdraw_complaint()
         if not self.redis.is_down:

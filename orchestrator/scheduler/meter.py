@@ -51,7 +51,6 @@ class Meter(CommitHooks):
     # -- what happened
 
     def committed(self, tick: TickResult) -> None:
-        """Count the results of a committed transaction."""
         counts = tick.counts
         for queue, state, number in counts.moved:
             if state != TaskState.PENDING:
@@ -169,7 +168,6 @@ class ThroughputRecord(CommitHooks):
         self._next = numbers, bucket
 
     def committed(self, tick: TickResult) -> None:
-        """Remember the stored counts."""
         del tick
         if self._next is not None:
             self._written, self._bucket = self._next
@@ -199,7 +197,6 @@ def numbers_of(meter: Meter) -> _Numbers:
 
 
 def _row(queue: str, grown: Counter[str]) -> dict[str, object]:
-    """Return the stored row of a queue's counts."""
     names = (*(str(state) for state in ENDED_TASK_STATES), "dispatched", "retried", "lost")
     return {
         "queue": queue,

@@ -61,8 +61,7 @@ class StandbyNotice:
         ttl: float,
         offer: Callable[[], None] | None = None,
     ) -> None:
-        """With several shards, `offer` lets another scheduler take the lease, so that schedulers share the shards
-        evenly."""
+        """With several shards, `offer` lets another scheduler take the lease, to share the shards evenly."""
         self._offer = offer
         self._process = os.getpid() if offer is None else os.getppid()  # one scheduler for all shards has one address
         self._redis = redis
@@ -118,8 +117,7 @@ class StandbyNotice:
         return f"{socket.gethostname()}:{self._process}"
 
     def _should_lead(self) -> bool:
-        """Return whether this scheduler should lead this shard: sorted by address, each scheduler gets every n-th
-        shard."""
+        """Return whether this scheduler should lead this shard: by address, each gets every n-th shard."""
         try:
             found = {standby.address for standby in announcements.list_standbys(self._redis, self._keys)}
         except UNAVAILABLE:
@@ -129,8 +127,7 @@ class StandbyNotice:
 
 
 def listen(settings: Settings, keys: Keys, lease_released: Callable[[], None]) -> None:
-    """Listen for notifications of Postgres forever, reconnecting after outages: wake the standby, or nudge the
-    leader."""
+    """Listen to Postgres forever, across outages. Wake the standby, or nudge the leader."""
     redis = connect(settings.require_redis())
     engine = engine_for(settings.require_database(), autocommit=True, pool_size=1, name="orchestrator notifications")
     pause = threading.Event()
@@ -262,14 +259,12 @@ def _engine_of_all_shards(settings: Settings) -> Engine | None:
 
 
 def _leader_spans() -> LeaderSpans | None:
-    """Return the leader's tracer if spans are exported."""
     spans = begin_tracing("scheduler")
     return None if spans is None else LeaderSpans(spans)
 
 
 def _relax_garbage_collector() -> None:
-    """Run the garbage collector seldom: a tick makes thousands of tuples and no cycles, and modules live until the
-    end."""
+    """Run the garbage collector seldom: a tick makes thousands of tuples and no cycles."""
     settle()
     gc.set_threshold(20_000, 20, 20)
 

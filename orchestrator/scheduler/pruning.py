@@ -3,8 +3,7 @@
 The leader does this in rounds beside its ticks, a thousand rows at a time. Only ended rows are deleted, and each
 statement is independent, so a deposed leader that deletes another slice does no harm.
 
-Each kind of row has its turn, regardless of the backlog of other kinds. While more rows end than are deleted, the
-pauses shorten.
+Each kind of row has its turn, regardless of the backlog of other kinds. Pauses shorten while rows pile up.
 """
 
 from __future__ import annotations

@@ -45,8 +45,7 @@ _SLICES_SECONDS = 0.05
 """Seconds that a bulk request may take in one tick: all other work waits meanwhile."""
 _WITHDRAWN = TaskError(WITHDRAWN, "It was withdrawn before a worker was given it.")
 Handler = Callable[[Transaction, list[Request], int], Iterable[int] | None]
-"""Applies requests of one kind, touching about `limit` rows. Returns the ids of requests that continue in a later
-tick."""
+"""Applies requests of one kind, up to about `limit` rows. Returns the ids of unfinished requests."""
 
 
 @dataclass
@@ -249,8 +248,7 @@ def redrive_tasks(tx: Transaction, runs: Runs, item: Request, limit: int) -> boo
 
 
 def enqueue_with_keys(tx: Transaction, items: list[Request]) -> set[int]:
-    """Create the tasks that running tasks enqueue under unique keys, and start runs. Return the requests to retry
-    later.
+    """Create the tasks that running tasks enqueue under unique keys, and start runs. Return those to retry.
 
     If a key is taken, the enqueuing task gets the id of the task that holds it.
     """
@@ -294,6 +292,5 @@ def settle_ends(tx: Transaction) -> None:
 
 
 def _refuse_task(tx: Transaction, task: NewTask, error: Exception) -> None:
-    """Quarantine a task that cannot be created, and continue without it."""
     refused = Refused(f"task/{to_text(task.id)}", task.payload, f"{task.name}: {said(error)}")
     tx.result.outgoing.set_aside.append(refused)

@@ -163,8 +163,7 @@ def _run(tx: Transaction, row: DueSchedule, schedule: Schedule, fire: datetime, 
 
 
 def _id_of_code(key: str, fire: datetime) -> bytes:
-    """Return the id of the code run of a fire. The id is derived from the fire, because older releases stored no
-    key."""
+    """Return the id of the code run of a fire. It is derived: older releases stored no key."""
     digest = hashlib.blake2b(key.encode(), digest_size=10).digest()
     return time_ordered_id(int(fire.timestamp() * 1000), digest)
 

@@ -75,8 +75,7 @@ _NUDGE_PAUSE = 0.005
 
 
 class Term:
-    """The leader's state for one term. It starts from Postgres and Redis; only `pace` carries over from earlier
-    terms."""
+    """The leader's state for one term. It starts from Postgres and Redis; only `pace` outlives a term."""
 
     def __init__(
         self,
@@ -166,8 +165,7 @@ class Term:
         self._throughput = ThroughputRecord(meter, leadership.term)
         self._foreseen = Foreseen()
         self._before_publish: tuple[CommitHooks, ...] = (code, watch, self.link)
-        """Parts notified of a commit before it is published. All others are notified afterwards: workers do not wait
-        for them."""
+        """Parts notified of a commit before it is published. The rest is notified afterwards."""
         parts = (dispatcher, dags, flows, backlog, self.pending_work, self._throughput, meter, self._foreseen)
         self._after_publish: tuple[CommitHooks, ...] = parts if spans is None else (*parts, spans)
 
@@ -297,8 +295,7 @@ class Term:
     def _is_drained(self, tick: TickResult) -> bool:
         """Return whether no task can be ready: the last claim left none, and the successes of this tick lead to none.
 
-        An enqueue nudges the leader, and a nudged tick claims. If a nudge is lost, the next fleet check makes up for
-        it.
+        An enqueue nudges the leader, and a nudged tick claims. If a nudge is lost, the next fleet check finds the task.
         """
         return self._was_drained and all(task.is_single for task in tick.outgoing.moved)
 
@@ -309,8 +306,7 @@ class Term:
         """Read a batch of events, waiting for the first; after a fleet check, read all of them without waiting.
 
         After nudges that led to nothing, pause so that more gather: while no worker has room, each enqueue would cost a
-        tick. There is no pause while a worker has room: the nudged task was only claimed earlier, and the next nudge
-        may bring one.
+        tick. With room, the nudged task was merely claimed earlier, and the next nudge may bring one.
         """
         if not self.link.can_read:
             self._stopping.wait(min(self.due_in, 0.1))
@@ -326,8 +322,7 @@ class Term:
         return cursor._replace(position=inbound.entries[-1][0]) if inbound.entries else cursor
 
     def _apply_leftover(self, inbound: Inbound, cursor: Cursor) -> Sequence[Ended]:
-        """Apply the events left in the stream of an ending generation, up to a cursor. Return the tasks and runs that
-        ended."""
+        """Apply the events left in an ending generation's stream, up to a cursor. Return what ended."""
         self._is_bisecting = True  # no leftover event may keep the next generation from beginning
         decoded = self._reports.decode(inbound)
         with self._transaction(cursor) as (tx, _):
@@ -383,7 +378,6 @@ class Term:
             part.committed(result)
 
     def _committed(self, tick: TickResult) -> None:
-        """Notify the remaining parts of a commit."""
         for part in self._after_publish:
             part.committed(tick)
         self._on_ended(len(tick.outgoing.ended))

@@ -95,8 +95,7 @@ class Wakeups(_Mergeable):
     runs_to_begin: bool = False
     """Runs to begin appeared after the pending work was read: children, runs started by events, unparked runs."""
     runs_to_expand: bool = False
-    """Runs have more tasks to start than there was room for. They continue in the next tick, without waiting for a
-    scan."""
+    """Runs have more tasks to start than there was room for. They continue in the next tick."""
     advanced: bool = False
     """Runs were counted or planned, and may now wait for the leader for another reason."""
 
@@ -124,8 +123,7 @@ class TickRuns(_Mergeable):
     continuing: dict[bytes, ContinueRun] = {}
     """Runs with an ended turn task that continue as a new run."""
     last_seen: dict[bytes, int] = {}
-    """Runs with an ended turn task and events that their code has not seen, with the number of the last event it
-    saw."""
+    """Runs with an ended turn task and unseen events, with the last event that their code saw."""
 
     def __bool__(self) -> bool:
         return bool(self.changes or self.turn_task_ends)
@@ -206,8 +204,8 @@ class Outgoing(_Mergeable):
     withdrawn: dict[str, list[str]] = {}
     """Messages that workers must not receive anymore, by queue."""
     key_holders: dict[bytes, KeyHolder] = {}
-    """Holders of unique keys, by the id of the task that a running task wants to enqueue; an answer to that running
-    task."""
+    """Holders of unique keys, by the id of the task that a running task wants to enqueue. The running task gets
+    them."""
     set_aside: list[Refused] = []
     """Events that could not be applied."""
     moved: list[Moved] = []

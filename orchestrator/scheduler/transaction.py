@@ -58,8 +58,7 @@ class Transaction:
     spans: LeaderSpans | None = None
     """Creates spans of runs, if spans are exported."""
     may_end_with_claim: bool = False
-    """The claim may commit the transaction, with all gathered statements. Further work goes into another
-    transaction."""
+    """The claim may commit the transaction, with all gathered statements. Further work needs another."""
     succeed_and_commit: Callable[[Sequence[Success]], list[Moved]] | None = None
     """Succeeds tasks and commits in one round trip, or does nothing; None if more must be committed."""
     foreseen: Mapping[bytes, Moved] | None = None

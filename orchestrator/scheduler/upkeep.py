@@ -197,8 +197,7 @@ class LogKeeping:
                 pause.wait(_PAUSE)
 
     def store(self, wait: float = 0.0) -> int:
-        """Store one batch of waiting entries, blocking up to `wait` seconds for the first. Return the number of
-        chunks."""
+        """Store one batch of waiting entries, blocking up to `wait` seconds for the first. Return how many chunks."""
         waiting = journal.waiting_lines(self._redis, self._keys, _MAX_ENTRIES, wait)
         if not waiting.entries:
             return 0
@@ -250,7 +249,6 @@ class Janitor:
         self._due.set()  # an earlier leader may have left dead rows
 
     def start(self) -> None:
-        """Start the thread."""
         threading.Thread(target=self._run, name="janitor", daemon=True).start()
 
     def note(self, ended: int) -> None:

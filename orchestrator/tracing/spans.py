@@ -39,8 +39,7 @@ class Spans:
     ) -> Span:
         """Begin the span of an attempt, below the span that created its task, with a link to the previous attempt.
 
-        The attempts of a turn task are turns of a workflow's code. They follow each other without a failure, and have
-        no links.
+        The attempts of a turn task are turns of a workflow's code. They get no links.
         """
         trace_id = own_trace(task) if trace is None else trace[3:35]
         links: list[Link] = []

@@ -70,8 +70,7 @@ def _settings() -> Settings:
 
 
 def _close_old_connections() -> None:
-    """Close connections that are broken or too old, except those in a transaction of a test that runs tasks in
-    memory."""
+    """Close connections that are broken or too old, except transactions of tests that run tasks in memory."""
     in_memory = getattr(app._client._backend, "is_in_memory", False)
     for connection in connections.all(initialized_only=True):
         if not (in_memory and connection.in_atomic_block):

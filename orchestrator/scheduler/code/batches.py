@@ -63,8 +63,7 @@ def apply_activations(
 ) -> None:
     """Apply the reports of activations.
 
-    With `are_next`, the turns were taken by workers on their own: they were never dispatched, and use no slot of a
-    queue.
+    With `are_next`, workers took the turns on their own: these were never dispatched, and use no slot.
     """
     turns: list[Turn] = []
     ends: list[tuple[str, Activated]] = []
@@ -183,8 +182,7 @@ def _end_command(report: Activated) -> commands.EndCommand:
 
 
 def _refuse_ends(tx: Transaction, code: CodeRuns, reports: Sequence[tuple[str, Activated]], are_next: bool) -> None:
-    """Replay code that ended without having seen some messages, this time with them. `history` records the refused
-    end."""
+    """Replay code that ended before it saw some messages. The refused end is recorded in the history."""
     turns = [
         Turn(
             *(report.id, report.attempt, 0, False, 0, worker),
@@ -339,6 +337,5 @@ def _start_children(tx: Transaction, nesting: Nesting, new_runs: Sequence[NewRun
 
 
 def _with_depth(child: NewRun, places: Mapping[bytes, tuple[bytes, int]]) -> NewRun:
-    """Return a child run with its root and depth."""
     root, depth = places.get(child.parent_run or b"", (None, -1))
     return child._replace(root=root, depth=depth + 1)

@@ -119,7 +119,6 @@ def _successors(tx: Transaction, continuing: Mapping[bytes, ContinueRun]) -> dic
 
 
 def _continue(tx: Transaction, successors: Sequence[_Successor]) -> None:
-    """Start the successors."""
     new = [successor.new for successor in successors]
     create_runs(tx, new)
     run_keys.pass_on(tx.connection, [(successor.predecessor, successor.new.id) for successor in successors])

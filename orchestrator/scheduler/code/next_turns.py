@@ -1,7 +1,6 @@
 """Apply turns that workers take on their own when a task succeeds (`domain/code/activation.py`).
 
-Such a turn counts only if its code has seen every earlier event. Otherwise, the success is delivered like any other,
-and the code gets an activation.
+Such a turn counts only if its code has seen every earlier event. Otherwise, the success is delivered in an activation.
 """
 
 from __future__ import annotations

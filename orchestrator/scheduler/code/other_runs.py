@@ -1,5 +1,4 @@
-"""Messages between code runs: signals, cancellations, queries, and ends that they wait for. All runs of a tick
-together."""
+"""Messages between code runs: signals, cancellations, queries and awaited ends, all runs of a tick together."""
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ def send(tx: Transaction, code: CodeRuns, sent: Sequence[tuple[bytes, SignalRun]
         shards.open_elsewhere(tx.connection, tx.shard, [*facts.keys() - delivered]) if tx.shard is not None else {}
     )
     outcomes = reads.outcomes(tx.connection, set(runs.values()) - delivered)
-    outcome_facts: dict[bytes, list[Fact]] = defaultdict(list)
+    replies: dict[bytes, list[Fact]] = defaultdict(list)
     cancelled: list[inbox.NewRequest] = []
     for sender, message in sent:
         target = Target(message.run, message.key)
@@ -95,13 +94,13 @@ def send(tx: Transaction, code: CodeRuns, sent: Sequence[tuple[bytes, SignalRun]
         if refusal is None and run is not None and run not in delivered and run not in elsewhere:  # a DAG or a flow
             cancelled.append(inbox.NewRequest(run, "{}"))
         if message.id is not None and sender not in ending:
-            outcome_facts[sender].append(settled(message.id, refusal))
+            replies[sender].append(settled(message.id, refusal))
         elif refusal is not None:
             _warn(run or message.run, message.name, refused)
     if cancelled:
         inbox.add_all(tx.connection, RequestKind.CANCEL_RUN, cancelled)
         tx.result.wake.requests = True
-    append_facts(tx, outcome_facts)
+    append_facts(tx, replies)
 
 
 def _send_queries(tx: Transaction, code: CodeRuns, sent: Sequence[tuple[bytes, SignalRun]]) -> None:
@@ -111,7 +110,7 @@ def _send_queries(tx: Transaction, code: CodeRuns, sent: Sequence[tuple[bytes, S
     of_code, outcomes = code_runs.of_code(tx.connection, runs), reads.outcomes(tx.connection, runs)
     elsewhere = shards.open_elsewhere(tx.connection, tx.shard, runs) if tx.shard is not None else {}
     forwarded: list[tuple[bytes, Query]] = []
-    outcome_facts: dict[bytes, list[Fact]] = defaultdict(list)
+    replies: dict[bytes, list[Fact]] = defaultdict(list)
     for sender, query in sent:
         target = Target(query.run, query.key)
         run = found.get(target, b"")
@@ -126,13 +125,12 @@ def _send_queries(tx: Transaction, code: CodeRuns, sent: Sequence[tuple[bytes, S
             code.queries.askers[query.id] = sender
             forwarded.append((run, Query(query.id, query.name.removeprefix(QUERY), query.value)))
             continue
-        outcome_facts[sender].append(settled(query.id, refusal))
-    append_facts(tx, outcome_facts)
+        replies[sender].append(settled(query.id, refusal))
+    append_facts(tx, replies)
     code.ask(tx, forwarded)
 
 
 def _send_to_shard(tx: Transaction, shard: int, run: bytes, message: SignalRun) -> None:
-    """Send a message to the leader of another shard."""
     is_cancel = message.name == CANCEL
     body = {} if is_cancel else {"name": message.name, "value": message.value}
     kind = RequestKind.CANCEL_RUN if is_cancel else RequestKind.SIGNAL
@@ -221,9 +219,7 @@ def _open(tx: Transaction, waits: Sequence[NewPromise]) -> list[NewPromise]:
         elif run in elsewhere:
             why = "it is in another shard, and to wait for that needs one shard for now"
             facts[wait.run].append(settled(wait.id, wrong_state("wait for", target, why)))
-        elif end is not None or (
-            run != target.run and not target.key
-        ):  # the successor of a reset run is about to begin
+        elif end is not None or (run != target.run and not target.key):  # a reset run: the next begins soon
             remaining.append(wait._replace(name=Target(run).wait))
         else:
             facts[wait.run].append(settled(wait.id, not_found(target)))

@@ -6,8 +6,7 @@
     when the attempt has ended      its pages are removed
 
 The leader has one page in memory at a time, and no tick takes long. Until the message is pushed, the leader itself
-holds the attempt. If the leader dies, its successor finds the attempt nowhere, as after any failed push, and dispatches
-it again.
+holds the attempt. If the leader dies, its successor finds the attempt nowhere, and dispatches it again.
 """
 
 from __future__ import annotations
@@ -79,7 +78,6 @@ class Paging(CommitHooks):
         return self._unsent.keys()
 
     def committed(self, tick: TickResult) -> None:
-        """Queue the claimed turns, and release ended ones."""
         for turn in tick.capacity.turns_over:
             if self._sizes.pop(turn, None) is not None:
                 self._unsent.pop(turn, None)
@@ -116,8 +114,7 @@ class Paging(CommitHooks):
                 push([unsent.paged.task._replace(payload=encode(activation))])
 
     def _give_up(self, turn: Turn) -> None:
-        """Stop sending a turn. The reconciler then finds its attempt nowhere, and dispatches it again some seconds
-        later."""
+        """Stop sending a turn. The reconciler then dispatches it again, some seconds later."""
         ids = about_run(turn[0])
         log.error(
             "run.history_too_large run=%s bytes=%d: Redis has no room for it",

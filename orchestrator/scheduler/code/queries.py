@@ -19,8 +19,8 @@ class Queries:
     """The queries that this leader knows of, in memory only: a client without an answer asks again.
 
     A query is kept until its turn is reported, and sent again if the turn did not run, for example because the worker
-    had evicted the code. A query whose worker died is sent again with a turn in a process of its own; if that process
-    dies too, the answer is an error.
+    had evicted the code. A query whose worker died is sent again with a turn in a process of its own; if that dies too,
+    the answer is an error.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,6 @@ class Queries:
         """The asking run of each unanswered query by a run. If this is lost, the run asks again."""
 
     def committed(self, tick: TickResult) -> None:
-        """Update the queries after a commit."""
         for run, query in tick.code.queries:
             self._waiting.setdefault(run, {})[query.id] = query
         for run in tick.code.reported:

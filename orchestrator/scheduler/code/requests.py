@@ -101,8 +101,7 @@ def begin_with(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalRece
 
 
 def _deliver_or_start(tx: Transaction, late: Mapping[str, Sequence[tuple[RunWanted, history.SignalReceived]]]) -> None:
-    """Deliver signals to the open runs with the requested ids, or start runs with them. Store which run got each
-    signal.
+    """Deliver signals to the open runs with the requested ids, or start runs with them. Store which run got which.
 
     A sender finds the new run under the id that it gave.
     """

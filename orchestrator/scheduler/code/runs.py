@@ -82,7 +82,6 @@ class CodeRuns(RunKind):
         """Queries of ended runs that were sent, and whether their process died."""
 
     def committed(self, tick: TickResult) -> None:
-        """Update the memory after a commit."""
         self.paging.committed(tick)
         self.queries.committed(tick)
         if tick.code.waits_checked_to is not None:
@@ -152,8 +151,7 @@ class CodeRuns(RunKind):
             stuck.wake(tx.connection, with_queries)
 
     def ended(self, tx: Transaction, rows: Sequence[RunRow]) -> None:
-        """Pass unanswered queries of ended runs to their successors. Without a successor, they are answered by a
-        replay."""
+        """Pass unanswered queries of ended runs to their successors. Other queries are answered by a replay."""
         waiting_queries = self.queries.waiting(tx.result)
         successors = {row.id: successor_id(row.id) if row.reason == CONTINUED else row.id for row in rows}
         self.queries.forget(tx.result, list(successors))
@@ -297,8 +295,7 @@ class CodeRuns(RunKind):
         return with_events
 
     def _placed(self, task: Claimed, run: Unshown) -> Claimed | CapacityHold:
-        """Return a turn with its worker if only some workers have its version, or the hold to put on it if those are
-        full.
+        """Return a turn with its worker if only some workers have its version, or a hold if those are full.
 
         If no worker has the version, workers with another version of the code may take it.
         """

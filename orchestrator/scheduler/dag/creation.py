@@ -37,8 +37,7 @@ _GONE = "what it had come to is no longer kept: start the run over"
 
 
 def retry_plan(tx: Transaction, run: bytes, plan: Plan, limit: int) -> bool:
-    """Retry a run that has ended and begun again. Return False if another tick must first remove more of its old
-    tasks."""
+    """Retry a run that has ended and begun again. Return False if old tasks must first be removed in another tick."""
     steps, state = plan.graph.steps, plan.state()
     singles = {
         step.name: step_index for step_index, step in enumerate(steps) if step.workflow and step_index not in state.fans
@@ -159,7 +158,7 @@ class StepCreation:
     def _instantiate(
         self, tx: Transaction, created: _Created, step: RunStep, positions: range, count: int | None, names: Scope
     ) -> None:
-        """Add the tasks or child runs at some positions of a step. An error refuses them all; lack of room delays the
+        """Add the tasks or child runs at some positions of a step. An error refuses all; lack of room delays the
         rest."""
         run, step_index = step
         tasks: list[NewTask] = []

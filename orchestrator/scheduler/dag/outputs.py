@@ -22,8 +22,7 @@ from orchestrator.store.dag.plans import Key, Results
 
 
 class OutputCache(LruCache[Key, Any]):
-    """A cache of outputs. Some are kept until every step that waits for them has started, others as long as their
-    run."""
+    """A cache of outputs. Some are kept until no step waits for them, others as long as their run."""
 
     def __init__(self, max_weight: int) -> None:
         super().__init__(max_weight)
@@ -129,8 +128,7 @@ class Outputs:
         """Return the names that expressions of these steps may use, reading the outputs that each `needs` in one query.
 
         Without `needs`, the outputs are those of the steps themselves. With `is_urgent`, no step is postponed.
-        `results` of tasks that ended in this transaction are not read again, except in fan-outs, where they are
-        incomplete.
+        `results` of tasks that ended in this transaction are not read again, except of fan-outs.
         """
         needed: dict[Key, RunStep] = {}
         reread: set[Key] = set()
@@ -243,13 +241,11 @@ class Outputs:
 
 
 def _values(run: DagRun, step_index: int) -> int:
-    """Return the number of values in the output of a step."""
     fan = run.plan.fan(step_index)
     return 1 if fan is None else fan.total
 
 
 def _by_kind(needed: dict[Key, RunStep]) -> tuple[list[Key], list[Key]]:
-    """Split outputs into those of tasks and those of child runs."""
     of_tasks: list[Key] = []
     of_runs: list[Key] = []
     for key, (run, step_index) in needed.items():

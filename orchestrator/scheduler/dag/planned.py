@@ -96,9 +96,8 @@ class Evaluating:
     """Evaluates one kind of expression for many steps, while there is time.
 
     The cost of an expression is known only afterwards, and depends on the load of the machine, so the clock is checked
-    before each. When the tick's time is over, cheap expressions continue for a moment instead of waiting behind
-    expensive ones. Of the expressions known to be expensive, one in each part of a tick is evaluated, and the rest
-    waits.
+    before each. When the tick's time is over, cheap expressions continue for a moment ahead of expensive ones. Of the
+    expressions known to be expensive, one in each part of a tick is evaluated, and the rest waits.
     """
 
     def __init__(self, budget: TickBudget, kind: str) -> None:

@@ -1,7 +1,6 @@
 """Advance runs of DAGs: the planner decides which steps start, and this module creates their tasks and child runs.
 
-Plans are cached between ticks, because only the leader changes them. The cache is cleared when a tick fails, and
-rebuilt from Postgres.
+Plans are cached between ticks, because only the leader changes them. The cache is cleared when a tick fails.
 """
 
 from __future__ import annotations
@@ -65,12 +64,10 @@ class Dags(PlannedRuns[DagRun]):
         self._steps = StepCreation(self._outputs, max_payload, slice_size, nesting or Nesting())
 
     def rolled_back(self) -> None:
-        """Clear the cached plans and outputs."""
         super().rolled_back()
         self._outputs.forget()
 
     def drop(self, ids: Sequence[bytes]) -> None:
-        """Drop the cached plans and outputs of runs."""
         super().drop(ids)
         for run in ids if self._outputs.keeps_any else ():
             self._outputs.drop(run)
@@ -110,8 +107,7 @@ class Dags(PlannedRuns[DagRun]):
     def sizes(self, versions: Mapping[bytes, Version]) -> Callable[[bytes], int]:
         """Return a function that maps a run to its number of steps; 0 if its version is not in `versions`.
 
-        A definition that is not compiled yet counts as the largest possible. Large parameters count as extra steps,
-        because they take as long to read.
+        A definition that is not compiled yet counts as the largest possible. Large parameters count as extra steps.
         """
 
         def size(run: bytes) -> int:
@@ -136,7 +132,7 @@ class Dags(PlannedRuns[DagRun]):
         return cached is None or bool(hooks_of(cached.compiled.definition, state))
 
     def outputs(self, tx: Transaction, ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the results of runs for their parents: of a composition its result, otherwise the outputs of its last
+        """Return the results of runs for their parents: the result of a composition, otherwise the outputs of last
         steps."""
         runs = self._load(tx, ids)
         last = [(run, step_index) for run in runs for step_index in run.compiled.last]

@@ -92,7 +92,6 @@ class Claims(CommitHooks):
         return found
 
     def rolled_back(self) -> None:
-        """Forget the positions of claims that were rolled back."""
         self._positions = {}
 
     def _set_position(self, queue: str, room: int, newest: int, found: Sequence[Claimed]) -> None:
@@ -103,7 +102,6 @@ class Claims(CommitHooks):
             self._positions[queue] = ClaimPosition(found[-1].priority, found[-1].seq, emptied=False)
 
     def _move_position(self, queue: str, room: int, found: Sequence[Claimed]) -> None:
-        """Move the position after a claim from behind it."""
         position = self._positions[queue]
         if len(found) < room and not position.emptied:
             self._front_at = 0.0  # less urgent tasks wait in front, and slots are free
@@ -238,8 +236,7 @@ class Dispatcher(CommitHooks):
         return LastClaim(True, has_drained and not claim.back, bool(executions), has_more)
 
     def _claim_plain(self, tx: Transaction, rooms: dict[str, int], *, commits: bool) -> list[Claimed]:
-        """Claim tasks. If no earlier task would be overtaken, create the tick's last created tasks as already
-        claimed."""
+        """Claim tasks. If no earlier task would be overtaken, create the tick's latest tasks as claimed."""
         created = tx.created
         if created is None or not self.last.has_drained or created.queues - Counter(rooms):
             commit = tx.commit_with_next or channel(tx.connection).commit_with_next
@@ -263,8 +260,7 @@ class Dispatcher(CommitHooks):
         return claim.remaining(tasks)
 
     def _with_readable_input(self, claim: _Claim, tasks: list[Claimed]) -> list[Claimed]:
-        """Return the tasks whose arguments a worker of their queue can read. Hold the rest until a worker has the
-        payload store."""
+        """Return the tasks whose arguments a worker of their queue can read. Hold the rest for a payload store."""
         lacking = [task for task in tasks if _wants_store(task) and not self._fleet.knows(task.queue, _STORE)]
         if lacking:
             claim.put_back(lacking, hold_for_key(PAYLOAD_STORE))
@@ -286,8 +282,7 @@ class Dispatcher(CommitHooks):
         claim.send(tasks)
 
     def _place(self, claim: _Claim, tasks: list[Claimed]) -> None:
-        """Send each task that only some workers know to one of them; hold it if they have no room. Turns are placed
-        later."""
+        """Send a task that only some workers know to one of them; hold it if they are full. Turns are placed later."""
         capabilities = self._fleet.capabilities
         unknown: list[Claimed] = []
         for task in tasks:
@@ -354,14 +349,12 @@ class Dispatcher(CommitHooks):
         return 0.0 if self._fleet.capabilities.grows or self.last.has_more else self.windows.due_in(now)
 
     def rolled_back(self) -> None:
-        """Note that the claim was rolled back."""
         self.last = self.last._replace(has_drained=False)
         self._claims.rolled_back()
         self._lanes.rolled_back()
         self.windows.rolled_back()
 
     def committed(self, tick: TickResult) -> None:
-        """Update the counts, and remember where tasks were placed."""
         self._lanes.committed(tick)
         self.windows.committed(tick, map(_queue, tick.outgoing.claimed))
         self._remember_places(tick)

@@ -94,8 +94,8 @@ class Windows:
         return served.keys() & {*found, *self._lanes.served(), *created}
 
     def rooms(self, tx: Transaction, limit: int, executing: Container[str], candidates: Iterable[str]) -> Rooms:
-        """Return how many tasks to claim from these queues, each at most `limit`. Queues in `executing` had only
-        executions."""
+        """Return how many tasks to claim from each queue. Those in `executing` had only executions at the last
+        claim."""
         rooms = Rooms({}, {})
         capabilities, landed_by_queue = self._fleet.capabilities, tx.result.capacity.landed
         executions = capabilities.executions
@@ -130,7 +130,6 @@ class Windows:
         }
 
     def _allowed(self, limits: QueueRow, outstanding: int, now: float) -> int:
-        """Return how many more tasks the limits of a queue allow."""
         if limits.paused:
             return 0
         allowed = self._batch if limits.concurrency is None else limits.concurrency - outstanding
@@ -171,8 +170,7 @@ class Windows:
         return max(_MIN_INTERVAL, min(times, default=math.inf)) if min(times, default=1.0) > 0 else 0.0
 
     def committed(self, tick: TickResult, sent: Iterable[str]) -> None:
-        """Update the tasks in flight, `sent` being the queues of sent tasks, and measure the throughput of each
-        queue."""
+        """Update the tasks in flight and the throughput of queues. `sent` has the queue of each sent task."""
         for queue, number in tick.capacity.landed.items():
             self.outstanding[queue] -= number
         for queue, number in tick.capacity.finished.items():

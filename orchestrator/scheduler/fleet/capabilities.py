@@ -99,8 +99,7 @@ class Capabilities:
     def index(
         self, beats: Sequence[Heartbeat], names: Mapping[str, frozenset[str]], now: float, *, is_same: bool = False
     ) -> None:
-        """Index the live workers, and the names announced under each digest. With `is_same`, their queues have not
-        changed."""
+        """Index the live workers, and the names announced under each digest. With `is_same`, queues are unchanged."""
         self._now = now
         self._names = {}
         self._slots, self._running = {}, {}
@@ -243,7 +242,6 @@ class Capabilities:
         return released
 
     def _awaited(self, hold: CapacityHold) -> object:
-        """Return the workers whose capacity a hold waits for."""
         if is_announced(hold.wanted):
             return hold.queue, hold.wanted
         return hold.queue, self.knowing(hold.queue, hold.wanted or hold.name)
@@ -266,8 +264,7 @@ class Capabilities:
         return None
 
     def place_near(self, queue: str, worker: str) -> bool:
-        """Return whether this worker of a queue has a free slot for a task that all workers know; count the task if
-        so."""
+        """Return whether this worker has a free slot for a task that all workers know; count the task if so."""
         if worker not in self._slots or self._free(worker) <= 0 or worker not in self.watching(queue):
             return False
         self._load[worker] += 1
@@ -323,8 +320,7 @@ class Capabilities:
         return found
 
     def is_of_use(self, placement: Placement) -> bool:
-        """Return whether a task should stay with a worker that has not received it yet, because no other has a free
-        slot."""
+        """Return whether a task not yet received should stay with its worker, because no other has a free slot."""
         capable = self._of(placement.queue, self.able(placement.queue, placement.wanted))
         return placement.worker in capable and all(
             self._free(worker) <= 0 for worker in capable if worker != placement.worker

@@ -1,8 +1,8 @@
 """Which worker watches which execution, and which workers have room for more.
 
 Executions need no task slots. Each is sent to the private stream of one worker, up to the worker's limit. An execution
-that only workers of its machine can watch goes to one of those. If none of them lives, it waits for a while, because a
-restarted worker would find it.
+that only workers of its machine can watch goes to one of those. If none lives, it waits a while: a restarted worker
+would find it.
 """
 
 from __future__ import annotations
@@ -126,8 +126,7 @@ class Executions:
             self.outstanding[watched[0]] -= 1
 
     def recount(self, in_flight: Mapping[bytes, tuple[str, str | None]]) -> None:
-        """Recount the executions in flight from Postgres, with the queue of each and the worker that started it, if
-        any."""
+        """Recount the executions in flight from Postgres, with their queues and the workers that started them."""
         self._watched = {
             task: (queue, worker or self.watcher(task) or "") for task, (queue, worker) in in_flight.items()
         }

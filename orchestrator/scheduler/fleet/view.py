@@ -98,8 +98,7 @@ class Fleet:
         return gone
 
     def held(self) -> set[tuple[bytes, int]]:
-        """Return every attempt that a live worker holds, or has finished without confirmation that its report was
-        applied."""
+        """Return every attempt that a live worker holds, or has finished without a confirmation of its report."""
         return {attempt for beat in self.beats.values() for attempt in unpack_attempts(beat.held)}
 
     # -- queries for dispatch

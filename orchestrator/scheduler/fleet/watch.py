@@ -166,8 +166,7 @@ class FleetWatch(CommitHooks):
             recorded.shape = shape
 
     def _read_parameters(self) -> None:
-        """Read parameters of tasks that workers published and that are not stored. Those of the newest worker come
-        last."""
+        """Read published parameters of tasks that are not stored. Those of the newest worker come last."""
         beats = sorted(self._fleet.beats.values(), key=attrgetter("started_at"))
         announced = dict.fromkeys(beat.parameters for beat in beats if beat.parameters)
         self._described &= announced.keys()
@@ -186,8 +185,7 @@ class FleetWatch(CommitHooks):
             mirror.keep_releases(tx.connection, named, until)
 
     def order_returns(self, in_flight: Sequence[InFlight]) -> None:
-        """Order workers to return attempts that have not begun, if other workers have free slots or the task has
-        expired."""
+        """Order workers to return attempts that have not begun, if other workers have free slots or they expired."""
         expired = {(task.id, task.attempt) for task in in_flight if task.has_expired and task.status == "dispatched"}
         if not expired and not self._fleet.capabilities.mixed:
             return
@@ -254,8 +252,7 @@ class FleetWatch(CommitHooks):
 
 
 def _stale(tx: Transaction, beat: Heartbeat) -> dict[str, list[Attempt]]:
-    """Return an order to stop attempts that a worker holds and that are no longer current; those that succeeded are
-    spared."""
+    """Return an order to stop attempts of a worker that are no longer current and have not succeeded."""
     held = unpack_attempts(beat.held)
     current = waiting.current(tx.connection, held) if held else set()
     ended = [attempt for attempt in held if attempt not in current]

@@ -137,7 +137,6 @@ def _executor(kind: str, name: str, call: Call) -> ExecutorCall:
 
 
 def _command(call: Call) -> dict[str, Any]:
-    """Return a script as options of the process executor."""
     script = call.exec.script
     if script is None or not (script.cmd or script.code):
         raise CannotCall("exec_type 'local_script' needs `script` with a cmd.")

@@ -131,8 +131,7 @@ class Flows(PlannedRuns[FlowRun]):
     def _keep_signals(
         self, tx: Transaction, compiled: CompiledFlow, run: FlowRun, changes: Sequence[RunChanges]
     ) -> Saved:
-        """Keep signals for a run that is over: the senders were told that they are accepted, and a retry delivers
-        them."""
+        """Keep signals for a run that is over: they were accepted, and a retry delivers them."""
         state = _read(run)
         planner = _planner(tx, compiled, run, state)
         for event in _events(changes):
@@ -207,8 +206,7 @@ class Flows(PlannedRuns[FlowRun]):
     def _abort(
         self, tx: Transaction, compiled: CompiledFlow, run: FlowRun, events: Sequence[Event], error: str
     ) -> tuple[Saved, _Effects]:
-        """End a run that cannot go on. Of the new events, apply only ends of calls and, if they can be stored,
-        signals."""
+        """End a run that cannot go on. Of the events, apply ends of calls and, if they can be stored, signals."""
         kept = self._aborted(tx, compiled, run, events, error)
         if kept is None:
             without_signals = [item for item in events if not isinstance(item, commands.Signalled)]

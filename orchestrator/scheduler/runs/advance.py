@@ -182,8 +182,7 @@ class Runs:
         slices: Iterable[Sequence[RunAndChanges]],
         must_run: Callable[[int, Sequence[RunAndChanges]], bool],
     ) -> list[RunAndChanges]:
-        """Notify slices of runs while there is time, and those that must not wait in any case. Return the remaining
-        runs."""
+        """Notify slices of runs while there is time, and always those that must not wait. Return the rest."""
         postponed: list[RunAndChanges] = []
         for number, slice_ in enumerate(slices):
             if tx.budget.is_spent and not must_run(number, slice_):
@@ -300,12 +299,10 @@ class Runs:
             self.follow_ends(tx, runs.end(tx.connection, complete, tx.now))
 
     def _end_code(self, tx: Transaction, ends: Sequence[RunEnd]) -> None:
-        """End code runs together with their turn tasks."""
         self.follow_ends(tx, end_runs(tx, ends), {end.turn_task.id: end.turn_task for end in ends})
 
     def follow_each(self, tx: Transaction, ended: Sequence[RunRow], *, silent: Container[bytes] = ()) -> None:
-        """Follow the ends of runs that were never planned. If that fails for a run, skip its hooks and notify only its
-        parent."""
+        """Follow the ends of runs that were never planned. After an error, skip a run's hooks."""
         isolate(tx, ended, partial(self.follow_ends, silent=silent), partial(self._leave_out_hooks, silent=silent))
 
     def _leave_out_hooks(self, tx: Transaction, row: RunRow, error: Exception, *, silent: Container[bytes]) -> None:
@@ -327,8 +324,7 @@ class Runs:
         hooks: bool = True,
         silent: Container[bytes] = (),
     ) -> None:
-        """Notify parents, lanes, waiting clients and other workflows of ended runs, but not the parents of `silent`
-        runs.
+        """Notify parents (except of `silent` runs), lanes, waiting clients and other workflows of ended runs.
 
         A run that continues as new has ended only for clients, which follow the next run.
         """
@@ -391,7 +387,7 @@ def _announced(run: RunRow, turn_task: TurnTaskEnd | None) -> Ended:
 def _must_run(number: int, slice_: Sequence[object]) -> bool:
     """Return whether a slice must run even without time left: the first, or a single run right behind it.
 
-    The single run may have a definition that is not compiled yet. Otherwise a tree that uses up every tick would keep
-    it from ever being compiled.
+    The single run may have a definition that is not compiled yet. Otherwise a tree that uses up every tick might
+    prevent that forever.
     """
     return number == 0 or (number == 1 and len(slice_) == 1)

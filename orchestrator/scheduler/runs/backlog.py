@@ -1,7 +1,7 @@
 """Waiting runs: to begin, to continue, or to receive pending changes because they were stuck or a tick ran out of time.
 
 All of this is stored in Postgres, and trees of runs take turns. The leader caches which runs have pending changes, and
-can reload that at any time.
+can reload that.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ class Backlog(CommitHooks):
         """Another release may have set runs aside that this release should try again."""
 
     def rolled_back(self) -> None:
-        """Discard the cached backlog."""
         self._invalidate()
         self.parked_lanes = None
         self._inherits = True
@@ -94,7 +93,6 @@ class Backlog(CommitHooks):
         return self._waiting.intersection(runs) if self._waiting else set()
 
     def _update(self, *, wait: Iterable[bytes] = (), go_on: Iterable[bytes] = ()) -> None:
-        """Update the cached set of waiting runs."""
         if self._waiting is not None:
             self._waiting.difference_update(go_on)
             self._waiting.update(wait)
@@ -173,8 +171,7 @@ class Backlog(CommitHooks):
         tx.result.wake.requests = True
 
     def set_aside(self, tx: Transaction, run_and_changes: RunAndChanges, error: Exception) -> None:
-        """Mark a run that cannot be notified as stuck, so that other runs do not wait for it. Store its changes as
-        pending."""
+        """Mark a run that cannot be notified as stuck, and store its changes as pending."""
         run, changes = run_and_changes
         reason = {"event": 0, "kind": type(error).__name__, "message": said(error), "difference": ""}
         reason |= {"release": orchestrator.__version__}

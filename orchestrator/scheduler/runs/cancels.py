@@ -137,8 +137,7 @@ def requeue_runs(tx: Transaction, ids: list[bytes]) -> set[bytes]:
 
 
 def retry_plain(tx: Transaction, runs: Runs, item: inbox.Request, limit: int) -> bool:
-    """Reopen a slice of the unsuccessful tasks of a run without a workflow, as of the request. Return whether all are
-    done."""
+    """Reopen a slice of a plain run's tasks that were unsuccessful at the request. Return whether all are done."""
     if cancels.has_workflow(tx.connection, item.target):
         return True  # another request has retried the run
     requested_at = tx.now - timedelta(seconds=item.age)

@@ -25,8 +25,7 @@ def create_runs(tx: Transaction, new: Sequence[NewRun]) -> set[bytes]:
 
 
 def copy_begun(tx: Transaction, new: Sequence[tuple[NewRun, bytes]]) -> None:
-    """Create runs that have begun with a single task, with their states. If any exists, Postgres refuses all of
-    them."""
+    """Create runs that have begun with a single task, with their states. If one exists, Postgres refuses all."""
     tx.result.wake.delayed |= any(run.timeout is not None for run, _ in new)
     if tx.vault is not None:
         new = [(dags.sealed(run, tx.vault), tx.vault.seal(VALUE, state)) for run, state in new]

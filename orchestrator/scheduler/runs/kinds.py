@@ -51,7 +51,6 @@ class LruCache(Generic[K, V]):
         return value
 
     def drop(self, key: K) -> None:
-        """Remove a key."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._weight -= entry[1]
@@ -105,8 +104,7 @@ class RunKind(CommitHooks):
         return 0, 0
 
     def drop(self, ids: Sequence[bytes]) -> None:
-        """Drop cached runs that have ended or are being cancelled. If such a run continues, it is read from
-        Postgres."""
+        """Drop cached runs that have ended or are being cancelled. Postgres has them if they continue."""
 
     def ended(self, tx: Transaction, rows: Sequence[RunRow]) -> None:
         """Clean up after ended runs."""
@@ -127,7 +125,6 @@ class PlannedRuns(RunKind, Generic[R]):
         raise NotImplementedError
 
     def rolled_back(self) -> None:
-        """Clear the cached plans."""
         self._runs.clear()
 
     def drop(self, ids: Sequence[bytes]) -> None:

@@ -128,7 +128,6 @@ class Listeners:
 
 
 def _has_room(budget: TickBudget, event: Posted) -> bool:
-    """Return whether this tick may evaluate one more listener."""
     if budget.triggers_evaluated >= budget.slice or budget.trigger_cost > _MAX_WORK or budget.is_spent:
         return False
     return budget.has_room_for_data(event.root or event.id)
@@ -154,8 +153,7 @@ class Triggers:
     def runs_ended(self, tx: Transaction, ended: Sequence[tuple[RunKind, RunRow]]) -> None:
         """Create the hooks of ended runs, and request the evaluation of listening workflows.
 
-        The request is separate, so that no listener keeps a run from ending. Code runs have no hooks: their code does
-        that work.
+        The request is separate, so that no listener keeps a run from ending. Code runs have no hooks.
         """
         self._refresh(tx)
         self._run_hooks(
@@ -312,7 +310,6 @@ def _log_defect(_: Transaction, pair: tuple[Posted, Listener], error: Exception)
 
 
 def _after(item: Request) -> Position | None:
-    """Return the last listener evaluated for the event of a request."""
     after = item.body.get("after")
     return None if after is None else (after[0], after[1], after[2])
 

@@ -28,8 +28,7 @@ _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
 
 
 def create_enqueued(tx: Transaction, children: Sequence[NewTask]) -> None:
-    """Create the tasks that running tasks enqueued. A task with a unique key goes through the inbox, which checks the
-    key."""
+    """Create the tasks that running tasks enqueued. Tasks with unique keys go through the inbox."""
     with_keys = [child for child in children if child.unique is not None]
     if with_keys:
         unique.defer(tx.connection, with_keys)
@@ -165,5 +164,4 @@ class Foreseen(CommitHooks):
             )
 
     def rolled_back(self) -> None:
-        """Forget all foreseen ends."""
         self._ends.clear()

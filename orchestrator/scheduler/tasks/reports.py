@@ -120,8 +120,7 @@ class Reports:
             apply_last_turns(tx, self.code, turns, self.inline_result)
 
     def apply_reports(self, tx: Transaction, reports: Sequence[Reported]) -> None:
-        """Apply reports. A bisecting tick quarantines a report that cannot be applied, and fails its attempt
-        instead."""
+        """Apply reports. A bisecting tick quarantines a bad report, and fails its attempt."""
         if tx.is_bisecting:
             isolate(tx, reports, self._apply, self._refuse)
         elif reports:

@@ -104,7 +104,6 @@ def _run_of_steps(tx: Transaction, run: bytes, start: StartSteps, definitions: d
 
 
 def _params_of(start: StartSteps) -> Any:
-    """Return the parameters of the run."""
     params = open_json(msgspec.json.decode(start.params))
     if isinstance(params, msgspec.msgpack.Ext):
         raise PayloadError(
@@ -180,8 +179,7 @@ def _open_elsewhere(tx: Transaction, shard: int, start: StartCode) -> bytes | No
 
 
 def _signal_or(task: NewTask, start: StartCode, key: str) -> SignalReceived:
-    """Return the signal for the run that holds the id, with the run to start if that one ends without seeing the
-    signal."""
+    """Return the signal for the run that holds the id, with the run to start if that one ends without seeing it."""
     assert start.signal is not None
     of, signal = start.started, start.signal
     options = (start.timeout, start.tags, start.pinned, task.trace, _headers(task))
