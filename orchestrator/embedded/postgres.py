@@ -141,13 +141,9 @@ class EmbeddedPostgres(EmbeddedServer):
         draft = Path(tempfile.mkdtemp(prefix="draft-", dir=self.folder))
         os.chown(draft, user.uid, -1)
         command = [str(binaries / "initdb"), "--auth=trust", "--username=postgres", "--locale=C", "--encoding=UTF8"]
-        initdb = subprocess.run(
-            [*command, "-D", str(draft)], capture_output=True, text=True, check=False, **user.options
-        )
-        if initdb.returncode != 0:
-            raise ConfigurationError(
-                f"Embedded Postgres cannot make its data in {self.folder}:\n{initdb.stderr.strip()}"
-            )
+        done = subprocess.run([*command, "-D", str(draft)], capture_output=True, text=True, check=False, **user.options)
+        if done.returncode != 0:
+            raise ConfigurationError(f"Embedded Postgres cannot make its data in {self.folder}:\n{done.stderr.strip()}")
         draft.rename(self.data)
 
 

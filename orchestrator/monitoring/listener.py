@@ -73,9 +73,7 @@ class Listener:
         now = time.monotonic()
         if self._socket is None and now >= self._retry_at:
             self._listen(now)
-        for connection in [
-            connection for connection, (since, _) in self._connections.items() if now - since > _TIMEOUT
-        ]:
+        for connection in [peer for peer, (since, _) in self._connections.items() if now - since > _TIMEOUT]:
             self._drop(connection)
         takes_more = self._socket is not None and len(self._connections) < _MAX_CONNECTIONS
         return [*self._connections, *([self._socket] if takes_more and self._socket is not None else [])]

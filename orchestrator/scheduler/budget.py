@@ -1,8 +1,7 @@
 """Limits on the work of one tick, so that it ends well within the lease.
 
 A tick leaves planning beyond its share of the lease to the next tick. If a single run takes all the time, Postgres ends
-the session, and the leader remembers which run it was planning. It then plans runs one by one, and marks the one at
-fault as stuck.
+the session, and the leader remembers which run it was planning. It then plans runs one by one, and marks it as stuck.
 
 Many runs together may also take too long on a busy machine. After a tick that ran out of time, the next does as little
 as possible. Ticks that end in time do more again: quickly up to half of the failed amount, then slowly.
@@ -25,7 +24,7 @@ _FULL_SHARE = 1_024
 _SHRINK_DIVISOR = 32
 """Divisor of a part's share after a timeout."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-"""Seconds for which a part is skipped that times out even with one row."""
+"""Seconds for which a part is skipped after it times out with a single row."""
 
 
 class Share:
@@ -120,7 +119,7 @@ _MAX_CHILDREN = 1_000
 _MAX_NODES = 10_000
 """Nodes of flow definitions read in one tick, beyond which no further flow is read: some 20 milliseconds."""
 _CHILDREN_OF_FURTHER_TREE = 100
-"""Child runs that such a tree gets, although other trees have used up the tick's room."""
+"""Child runs that a tree gets even if other trees have used up the tick's room."""
 _TOO_LONG = 0.4
 """The share of the lease that a single run may take of the processor."""
 _LATE = 0.5
@@ -183,7 +182,7 @@ class TickBudget:
     triggers_evaluated: int = 0
     """Triggers evaluated so far."""
     trigger_cost: int = 0
-    """The cost of their filters, parameters and keys, in units of `Work`."""
+    """The cost of these triggers' filters, parameters and keys, in units of `Work`."""
     busy_with: list[bytes] = field(default_factory=list)
     """The runs being planned, or the requests being applied."""
     step: str | None = None
@@ -234,8 +233,7 @@ class TickBudget:
     def room_for_children(self, run: bytes) -> int:
         """Return how many more child runs a run may create in this tick.
 
-        A tree with few child runs does not wait for other trees, nor for a tick with more time: it always gets at least
-        one. So no tree blocks another, in any order.
+        A tree with few child runs always gets at least one, so that no tree blocks another.
         """
         created = sum(self._children.values())
         if created < _MAX_CHILDREN and not self.is_spent:
@@ -288,7 +286,7 @@ class TickBudget:
         self.busy_with, self._began = before
 
     def forgive(self, items: Iterable[bytes]) -> None:
-        """Try refused runs or requests again at a person's request."""
+        """Allow refused runs or requests again, because a person asked for it."""
         self.resolved.update(self.refused.intersection(items))
         self.refused -= self.resolved
 
@@ -298,7 +296,7 @@ class TickBudget:
         self.parts_done.add(part)
 
     @property
-    def late_part(self) -> str | None:
+    def blamed_part(self) -> str | None:
         """The part to blame for a timeout; None if the runs or requests being handled may be at fault."""
         return None if self.busy_with else self.part
 

@@ -125,8 +125,7 @@ class Leadership:
         """Open the only kind of transaction that changes state. It holds the lease until it ends.
 
         `with_pending_work` also reads the work that waits for the leader, without an extra round trip.
-        `may_begin_later` delays BEGIN to the first statement; `now` is then extrapolated from the last answer of
-        Postgres.
+        `may_begin_later` delays BEGIN to the first statement; `now` is extrapolated from Postgres's last answer.
         """
         renew = monotonic >= self._renew_at
         connection = self._connect()

@@ -1,8 +1,7 @@
 """Serve the lanes: track which have ready tasks, and share each queue's room among them.
 
 A limit counts running code. A cancelled or timed-out attempt whose code has not ended has no row in flight anymore, but
-*lingers* in its lane until no worker lists it. An attempt not listed yet may have just been received, and lingers for a
-whole TTL.
+*lingers* in its lane until no worker lists it. An attempt not listed yet lingers for a whole TTL.
 
 All caches here are read from Postgres after a takeover or a rollback: lanes from an index, tasks in flight by counting
 them, rates from the table of buckets. The limits are exact because only the leader claims. A worker must report the
@@ -80,7 +79,7 @@ class LaneService(CommitHooks):
         self._lingering: dict[Attempt, str] | None = None
         """Lanes of ended attempts whose code may still run; None until the first fleet check."""
         self._unlisted: dict[Attempt, float] = {}
-        """Lingering attempts that no worker has listed, and the time of the fleet check since which that is so."""
+        """Lingering attempts that no worker lists, and the `fair_time` since when."""
         self._published_usage: dict[str, int] | None = None
         """The usage of limits that this shard has published; None until it is read."""
         self.elsewhere: dict[str, int] = {}

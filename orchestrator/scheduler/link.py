@@ -1,7 +1,7 @@
 """The leader's side of Redis: read events, and publish after a commit.
 
-While Redis is down, ticks continue without it. While Redis only refuses writes, events are still read and applied: if
-they fill its memory, that frees some.
+While Redis is down, ticks continue without it. While it only refuses writes, events are still applied, which may free
+memory.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ChangeLog:
         """Sizes of the entries since the first one. Earlier entries are not needed."""
         self._size = 0
 
-    def look(self, is_watched: bool, beats: Iterable[Heartbeat]) -> None:
+    def observe(self, is_watched: bool, beats: Iterable[Heartbeat]) -> None:
         """Record whether anybody listens, and which workers live."""
         self._is_watched = is_watched
         if not is_watched:

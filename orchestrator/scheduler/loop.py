@@ -1,5 +1,4 @@
-"""The main loop of a scheduler process: lead while it holds the lease, stand by otherwise. See `term.py` for
-leading."""
+"""The main loop of a scheduler: lead while it holds the lease (`term.py`), stand by otherwise."""
 
 from __future__ import annotations
 

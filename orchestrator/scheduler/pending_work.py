@@ -155,7 +155,7 @@ class PendingWork(CommitHooks):
     _has_fired: bool = False
     """The last tick fired schedules."""
     was_empty: bool = False
-    """The last tick had no work, judging by what the tick before it left."""
+    """The last tick found no waiting work."""
 
     def rolled_back(self) -> None:
         """Treat all work as pending. The next tick fires schedules, in case one of them caused the failure."""
@@ -173,17 +173,17 @@ class PendingWork(CommitHooks):
 
         self.backlog.look_for_room(tx)
         fleet, runs = self.fleet, self.runs
-        thorough = probe is not None
+        is_full_check = probe is not None
         pending_work = probe or self._pending_work
         self.was_empty = False
-        if pending_work is not None and not thorough and self._is_empty(pending_work, tx):
+        if pending_work is not None and not is_full_check and self._is_empty(pending_work, tx):
             self.was_empty = True
             return self._until_next(pending_work, tx.now)
         wake = tx.result.wake
-        is_old = wake.requests or wake.runs_to_begin or wake.handed_back or (thorough and wake.advanced)
+        is_old = wake.requests or wake.runs_to_begin or wake.handed_back or (is_full_check and wake.advanced)
         if pending_work is None or is_old:
             pending_work = waiting.probe_pending_work(tx.connection)
-        if thorough:
+        if is_full_check:
             self.backlog.free_older(tx)
         if pending_work.inbox:
             do("apply requests", self.requests.apply)
@@ -192,7 +192,7 @@ class PendingWork(CommitHooks):
         if self._has_fired:
             do("fire schedules", lambda tx, limit: fire_schedules(tx, self.cancels, self._pace, limit))
             pending_work = waiting.probe_pending_work(tx.connection)
-        if pending_work.backfills and thorough:
+        if pending_work.backfills and is_full_check:
             do("go on with backfills", extend_backfills)
             pending_work = waiting.probe_pending_work(tx.connection)
         if pending_work.cancelling_runs:
@@ -202,12 +202,12 @@ class PendingWork(CommitHooks):
         if pending_work.closing_runs:
             do("cancel what ended runs have left", close_runs)
         runs.advance(tx)
-        if pending_work.held and thorough:
+        if pending_work.held and is_full_check:
             do("release tasks", lambda tx, limit: release_known(tx, fleet, limit))
         if fleet.capabilities.holds:
             over = list(tx.result.ended_ids())
             do("find places for tasks", lambda tx, limit: release_crowded(tx, fleet, over, limit))
-        if thorough:
+        if is_full_check:
             do("free stuck runs", self.code.free_stuck)
             if self.code.waits_checked_to is not None:
                 do("look after waits for runs", lambda tx, _: look_after(tx, self.code))

@@ -134,9 +134,7 @@ def listen(settings: Settings, keys: Keys, lease_released: Callable[[], None]) -
     while True:
         try:
             with engine.connect() as connection:
-                raw: Any = (
-                    connection.connection.dbapi_connection
-                )  # the driver's connection, which `select` can wait for
+                raw: Any = connection.connection.dbapi_connection  # the driver's connection, for `select`
                 connection.exec_driver_sql(f'LISTEN "{settings.namespace}"')
                 while True:
                     select.select([raw], [], [])

@@ -140,7 +140,7 @@ class Requests:
         return [item.id for item in others if not retry_plain(tx, self.runs, item, 10 * limit)]
 
     def _purge(self, tx: Transaction, items: list[Request], limit: int) -> list[int]:
-        """Cancel the waiting tasks of queues. No task of theirs starts meanwhile."""
+        """Cancel the waiting tasks of queues. The queues start no tasks while that lasts."""
         unfinished = [item.id for item in items if not purge(tx, self.runs, self.workers, item, 5 * limit)]
         if len(unfinished) < len(items) or any("after" not in item.body for item in items):
             tx.result.wake.queues_changed = True

@@ -22,7 +22,7 @@ from orchestrator.scheduler.code.runs import ask_to_cancel
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.runs.direct import create_begun
-from orchestrator.scheduler.transaction import Transaction, is_about_all, isolate
+from orchestrator.scheduler.transaction import Transaction, affects_everything, isolate
 from orchestrator.store.database import said
 from orchestrator.store.driver import savepoint
 from orchestrator.store.runs.creation import NewRun
@@ -234,7 +234,7 @@ def _extend(tx: Transaction, backfill: OpenBackfill, room: int) -> None:
         with savepoint(tx.connection):
             started = create_runs(tx, new if tx.spans is None else [tx.spans.rooted(run) for run in new])
     except Exception as error:
-        if is_about_all(error):
+        if affects_everything(error):
             raise
         log.error("backfill.failed backfill=%d error=%s", backfill.id, said(error))
         backfills.save(tx.connection, backfill.id, None, 0, 0, said(error))
@@ -244,7 +244,7 @@ def _extend(tx: Transaction, backfill: OpenBackfill, room: int) -> None:
 
 
 def _existing_fires(tx: Transaction, backfill: OpenBackfill, fire_times: Sequence[datetime]) -> set[datetime]:
-    """Return the fires whose code runs exist by id. All other runs are recognized by their keys."""
+    """Return the fires that have a code run, by its id. All other runs are recognized by their keys."""
     if backfill.code is None or backfill.again:
         return set()
     fires = {_id_of_code(fire_key(key_of(backfill.workflow, backfill.name), fire), fire): fire for fire in fire_times}
@@ -253,9 +253,7 @@ def _existing_fires(tx: Transaction, backfill: OpenBackfill, fire_times: Sequenc
 
 def _backfill_run(tx: Transaction, backfill: OpenBackfill, schedule: Schedule, fire: datetime, place: int) -> NewRun:
     series = backfill.series
-    one_by_one = msgspec.structs.replace(
-        schedule, overlap="allow"
-    )  # the backfill's own limit replaces the overlap policy
+    one_by_one = msgspec.structs.replace(schedule, overlap="allow")  # its own limit replaces the overlap policy
     key = fire_key(series if backfill.again else key_of(backfill.workflow, backfill.name), fire)
     identifier = _run_id(tx.now, fire_key(series, fire), place)
     run = store.run_of(backfill.target, one_by_one, fire, identifier, series, tx.vault, key=key)

@@ -47,7 +47,7 @@ from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.tasks.creation import Foreseen
 from orchestrator.scheduler.tasks.reports import Decoded, Reports
 from orchestrator.scheduler.tick_result import CommitHooks, TickResult
-from orchestrator.scheduler.transaction import Transaction, is_about_all
+from orchestrator.scheduler.transaction import Transaction, affects_everything
 from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings
 from orchestrator.store import database
@@ -102,7 +102,7 @@ class Term:
         self._on_ended = on_ended
         self._monotonic = monotonic
         self._is_bisecting = bool(pace.parts)
-        self._late_part: str | None = None
+        self._blamed_part: str | None = None
         """The part of the last failed tick whose statement took too long."""
         self._logged_at = 0.0
         """The monotonic time of the last log entry about slowed parts."""
@@ -110,11 +110,11 @@ class Term:
         """Seconds until work is due, unless an event arrives; counted from `_due_since`."""
         self._due_since = 0.0
         self._nudged_in_vain = False
-        self._are_single = True
+        self._last_was_single = True
         """The first task reported in the last tick ended without consequences for other tasks and runs."""
-        self._is_short = False
+        self._may_be_committed = False
         """The last tick may have been committed before its end."""
-        self._began: float | None = None
+        self._began_at: float | None = None
         """The monotonic start of the open transaction, or of the one that failed last."""
 
         nesting = Nesting(settings.max_depth, settings.max_descendants)
@@ -185,7 +185,7 @@ class Term:
     @property
     def took(self) -> float:
         """Seconds since the open transaction began, or the one that has just failed."""
-        return 0.0 if self._began is None else self._monotonic() - self._began
+        return 0.0 if self._began_at is None else self._monotonic() - self._began_at
 
     # -- the tick
 
@@ -197,19 +197,19 @@ class Term:
         try:
             tx = self._commit(inbound, decoded, suspicion)
         except Exception as error:
-            is_known = self._late_part is not None
-            if self._is_bisecting or (is_about_all(error) and not is_known):
+            is_part_known = self._blamed_part is not None
+            if self._is_bisecting or (affects_everything(error) and not is_part_known):
                 raise
-            if is_known:
+            if is_part_known:
                 log.warning(
                     "scheduler.statement_cancelled part=%r statement=%s: it took too long; the next ticks do less",
-                    self._late_part,
+                    self._blamed_part,
                     statement_of(error),
                 )
             else:
                 log.error("scheduler.tick_rolled_back error=%s: the next tick looks for the cause", first_line(error))
             self._is_bisecting = True
-            if self._is_short:
+            if self._may_be_committed:
                 self._reload()
             return
         ended, had_room = tx.result.outgoing.ended, self.dispatcher.last.had_room
@@ -230,15 +230,15 @@ class Term:
         return self._run_transaction(inbound, decoded, suspicion)
 
     def _run_transaction(self, inbound: Inbound, decoded: Decoded, suspicion: Suspicion | None) -> Transaction:
-        cursor, thorough = self._cursor_after(inbound), inbound.wants_look or suspicion is not None
+        cursor, is_full_check = self._cursor_after(inbound), inbound.wants_look or suspicion is not None
         are_plain = decoded.are_plain_successes() and not inbound.nudged
-        self._is_short = False
-        with self._transaction(cursor, with_pending_work=thorough) as (tx, pending_work):
-            if not thorough:
+        self._may_be_committed = False
+        with self._transaction(cursor, with_pending_work=is_full_check) as (tx, pending_work):
+            if not is_full_check:
                 self._shorten(tx, cursor, decoded, are_plain=are_plain, is_nudged=inbound.nudged)
             self._reports.apply(tx, decoded)
             if moved := tx.result.outgoing.moved:
-                self._are_single = moved[0].is_single
+                self._last_was_single = moved[0].is_single
             if suspicion is not None and inbound.complete:
                 lost, tx.result.outgoing.withdrawn = self._reconciler.judge(suspicion)
                 self._reports.apply_reports(tx, lost)
@@ -266,17 +266,17 @@ class Term:
         Any further work goes into a second transaction of the same tick.
         """
         if cursor is self.generations.cursor:
-            self._is_short = tx.may_end_with_claim = True
+            self._may_be_committed = tx.may_end_with_claim = True
         elif len(decoded.reports) > _MAX_SHORT_REPORTS:
             return
-        elif are_plain and self._are_single and self._was_drained:
-            self._is_short = True
+        elif are_plain and self._last_was_single and self._was_drained:
+            self._may_be_committed = True
             tx.succeed_and_commit = partial(self._leadership.succeed_and_commit, tx.connection, tx.now, cursor)
-        elif tx.may_gather and not (tx.is_watched or (is_nudged and (decoded.turns or not self._are_single))):
+        elif tx.may_gather and not (tx.is_watched or (is_nudged and (decoded.turns or not self._last_was_single))):
             reports = (report for _, _, report in decoded.reports)
             tx.foreseen = self._foreseen.ends(reports, single=is_nudged)
             if tx.foreseen is not None:
-                self._is_short = True
+                self._may_be_committed = True
                 tx.may_end_with_claim = is_nudged
                 tx.commit_with_next = partial(self._leadership.commit_with_next, tx.connection, cursor)
 
@@ -306,7 +306,7 @@ class Term:
         """Read a batch of events, waiting for the first; after a fleet check, read all of them without waiting.
 
         After nudges that led to nothing, pause so that more gather: while no worker has room, each enqueue would cost a
-        tick. With room, the nudged task was merely claimed earlier, and the next nudge may bring one.
+        tick. There is no pause while a worker has room: an earlier tick had claimed the nudged task.
         """
         if not self.link.can_read:
             self._stopping.wait(min(self.due_in, 0.1))
@@ -346,7 +346,7 @@ class Term:
             with self._leadership.writing(
                 self._monotonic(), with_pending_work=with_pending_work, may_begin_later=not self._is_bisecting
             ) as writing:
-                self._began = self._due_since = began = self._monotonic()
+                self._began_at = self._due_since = began = self._monotonic()
                 watched, undone = self._streams.fleet.is_watched, self._rolled_back
                 tx = Transaction(
                     writing.connection, writing.now, budget, self._is_bisecting, not self._is_bisecting, watched, undone
@@ -362,9 +362,9 @@ class Term:
             self._meter.failed_ticks += 1
             took, is_late = 0.0 if began is None else self._monotonic() - began, database.is_timeout(error)
             self._pace.interrupted(budget, by_postgres=is_late, took=took)
-            self._late_part = budget.late_part if is_late else None
-            if self._late_part is not None:
-                self._pace.parts.timed_out(self._late_part, statement_of(error))
+            self._blamed_part = budget.blamed_part if is_late else None
+            if self._blamed_part is not None:
+                self._pace.parts.timed_out(self._blamed_part, statement_of(error))
             self._rolled_back()
             self.due_in = 0.0
             raise
@@ -372,7 +372,7 @@ class Term:
         if self._pace.parts and self._monotonic() >= self._logged_at + _LOG_INTERVAL:
             self._logged_at = self._monotonic()
             self._streams.complain(self._pace.parts.describe() or "")
-        self._began = None
+        self._began_at = None
         self.generations.cursor = cursor
         for part in self._before_publish:
             part.committed(result)

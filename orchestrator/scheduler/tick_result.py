@@ -204,8 +204,7 @@ class Outgoing(_Mergeable):
     withdrawn: dict[str, list[str]] = {}
     """Messages that workers must not receive anymore, by queue."""
     key_holders: dict[bytes, KeyHolder] = {}
-    """Holders of unique keys, by the id of the task that a running task wants to enqueue. The running task gets
-    them."""
+    """Holders of unique keys, by the id of the task that a running task wants to enqueue. An answer to it."""
     set_aside: list[Refused] = []
     """Events that could not be applied."""
     moved: list[Moved] = []
@@ -379,7 +378,7 @@ class CommitHooks:
     """A part that keeps state in memory between ticks, and follows commits and rollbacks."""
 
     def committed(self, tick: TickResult) -> None:
-        """Apply the result of a committed transaction."""
+        """Update the state after a commit with this result."""
 
     def rolled_back(self) -> None:
-        """Discard state of a transaction, or of a part, that was rolled back."""
+        """Discard state after a rollback of a transaction, or of a part."""

@@ -107,7 +107,7 @@ _TRIES = 3
 """Attempts at the same work in one tick. Before each retry, open rows of tasks that have ended are removed."""
 
 
-def is_about_all(error: Exception) -> bool:
+def affects_everything(error: Exception) -> bool:
     """Return whether an error has no single culprit: Postgres cannot be used, or another scheduler leads."""
     return isinstance(error, TermOver) or is_outage(error) or is_being_restored(error)
 
@@ -182,8 +182,8 @@ def _error_of(tx: Transaction, do: Callable[[], object]) -> Exception | None:
         except Exception as error:
             tx.result = outer
             tx.rolled_back()
-            belongs_to_part = is_timeout(error) and tx.budget.late_part is not None and not tx.budget.has_timed_out
-            if is_about_all(error) and not belongs_to_part:
+            belongs_to_part = is_timeout(error) and tx.budget.blamed_part is not None and not tx.budget.has_timed_out
+            if affects_everything(error) and not belongs_to_part:
                 raise
             tx.budget.busy_with = []
             tx.budget.undo(before)

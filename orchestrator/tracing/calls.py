@@ -96,9 +96,9 @@ def span_context(trace: Trace) -> SpanContext:
 
 
 def context_of(trace: str | None) -> Context | None:
-    """Return a context in which the given span is current, or None to leave the context unchanged.
+    """Return a context in which the given span is current.
 
-    None if there is no span, or if OpenTelemetry already has a current one.
+    None leaves the context unchanged: there is no such span, or OpenTelemetry already has a current one.
     """
     parts = parse(trace)
     if parts is None or get_current_span().get_span_context().is_valid:

@@ -17,7 +17,7 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 _REQUIRED_MODULES = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
 _SUPPORTED_PROTOCOL = "http/protobuf"
 _PROVIDER_IS_NAMED = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
-"""Merely asking for the provider loads the one that this variable names."""
+"""This variable names a provider, which the first call for the provider loads."""
 
 
 def exporting() -> bool:
@@ -54,9 +54,7 @@ def is_disabled(environ: Mapping[str, str]) -> bool:
 def has_provider() -> bool:
     """Return whether the application has set its own tracer provider."""
     api = sys.modules.get("opentelemetry.trace")
-    if (
-        not _PROVIDER_IS_NAMED and getattr(api, "_TRACER_PROVIDER", api) is None
-    ):  # as OpenTelemetry finds after ten calls
+    if not _PROVIDER_IS_NAMED and getattr(api, "_TRACER_PROVIDER", api) is None:  # OpenTelemetry needs ten calls
         return False
     return api is not None and not isinstance(api.get_tracer_provider(), api.ProxyTracerProvider)
 

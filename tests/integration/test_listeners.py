@@ -231,12 +231,12 @@ def test_a_tick_that_takes_too_long_is_not_said_to_be_an_outage(
     with system.engine.connect() as connection, pytest.raises(OperationalError) as ended:
         connection.execute(text("SET LOCAL statement_timeout = 1"))
         connection.execute(text("SELECT pg_sleep(60)"))
-    scheduler.term._began = system.clock()
+    scheduler.term._began_at = system.clock()
     system.clock.now += system.settings.lease
     scheduler._report_outage(ended.value)
     assert "more to do at once than it can in its lease: a tick took" in caplog.text
     assert "cannot be used" not in caplog.text
     assert not scheduler.postgres.lasts
-    scheduler.term._began = system.clock()
+    scheduler.term._began_at = system.clock()
     scheduler._report_outage(ended.value)
     assert "Postgres cannot be used" in caplog.text, "which a short tick has no part in"

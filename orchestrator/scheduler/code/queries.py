@@ -19,8 +19,8 @@ class Queries:
     """The queries that this leader knows of, in memory only: a client without an answer asks again.
 
     A query is kept until its turn is reported, and sent again if the turn did not run, for example because the worker
-    had evicted the code. A query whose worker died is sent again with a turn in a process of its own; if that dies too,
-    the answer is an error.
+    had evicted the code. A query whose worker died is sent again with a turn in a process of its own; if that dies, the
+    answer is an error.
     """
 
     def __init__(self) -> None:

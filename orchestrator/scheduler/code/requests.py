@@ -101,7 +101,7 @@ def begin_with(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalRece
 
 
 def _deliver_or_start(tx: Transaction, late: Mapping[str, Sequence[tuple[RunWanted, history.SignalReceived]]]) -> None:
-    """Deliver signals to the open runs with the requested ids, or start runs with them. Store which run got which.
+    """Deliver signals to the open runs with the requested ids, or start runs. Store which run got each signal.
 
     A sender finds the new run under the id that it gave.
     """
@@ -113,24 +113,22 @@ def _deliver_or_start(tx: Transaction, late: Mapping[str, Sequence[tuple[RunWant
     begun = {key: run for key, run in new.items() if run.id in passed or key not in holders}
     create_runs(tx, list(begun.values()))
     receivers = {key: begun[key].id if key in begun else holders[key] for key in late if key in begun or key not in new}
-    pairs = ((run_request.id, run) for key, run in receivers.items() for run_request, _ in late[key])
-    reply(tx, [Answered(run_request, run) for run_request, run in pairs if run_request != run])
+    pairs = ((wanted.id, run) for key, run in receivers.items() for wanted, _ in late[key])
+    reply(tx, [Answered(wanted, run) for wanted, run in pairs if wanted != run])
     if len(receivers) < len(late):  # meanwhile, a client has started a run with one of the ids
         _deliver_or_start(tx, {key: signals for key, signals in late.items() if key not in receivers})
 
 
 def _run_with(late: Sequence[tuple[RunWanted, history.SignalReceived]]) -> NewRun:
     """Return a run that starts with several signals. The first of them decides its options."""
-    (run_request, first), *others = late
+    (wanted, first), *others = late
     started = history.RunStarted(
-        *(run_request.workflow, run_request.version, run_request.payload, run_request.queue),
-        attributes=run_request.attributes,
+        *(wanted.workflow, wanted.version, wanted.payload, wanted.queue),
+        attributes=wanted.attributes,
     )
     signals = [history.SignalReceived(first.name, first.value), *(signal for _, signal in others)]
-    new = code_runs.new_run(run_request.id, [started, *signals], pinned=run_request.pinned)
-    return new._replace(
-        timeout=run_request.timeout, tags=run_request.tags, trace=run_request.trace, headers=run_request.headers
-    )
+    new = code_runs.new_run(wanted.id, [started, *signals], pinned=wanted.pinned)
+    return new._replace(timeout=wanted.timeout, tags=wanted.tags, trace=wanted.trace, headers=wanted.headers)
 
 
 def _signal(item: Request) -> history.SignalReceived:

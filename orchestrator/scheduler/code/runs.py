@@ -73,7 +73,7 @@ class CodeRuns(RunKind):
         self.has_waits = False
         """Runs may wait for the ends of other runs."""
         self.waits_checked_to: tuple[str, bytes] | None = ("", bytes(16))
-        """The last wait whose end was checked on behalf of an earlier leader; None once all are checked."""
+        """The last wait checked for an end that an earlier leader may have missed; None once all are checked."""
         self._last_freed = b""
         """The last stuck run that was freed; empty if all were."""
         self._tried_code: tuple[frozenset[str], float] = frozenset(), 0.0

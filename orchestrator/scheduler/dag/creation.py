@@ -158,8 +158,7 @@ class StepCreation:
     def _instantiate(
         self, tx: Transaction, created: _Created, step: RunStep, positions: range, count: int | None, names: Scope
     ) -> None:
-        """Add the tasks or child runs at some positions of a step. An error refuses all; lack of room delays the
-        rest."""
+        """Add tasks or child runs at positions of a step. An error refuses all; lack of room delays the rest."""
         run, step_index = step
         tasks: list[NewTask] = []
         children: list[NewRun] = []

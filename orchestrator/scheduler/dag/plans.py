@@ -42,7 +42,7 @@ _MAX_COMPILED_STEPS = 30_000
 _PARAMETER_BYTES_PER_STEP = 2_000
 """Bytes of stored parameters that take as long to read as it takes to plan a step."""
 _FANS_PER_TICK = 5
-"""Fan-outs, or slices of single steps, that are created in one tick. The rest waits for the next."""
+"""Fan-outs of which a slice is created in one tick, or as many slices of single steps. The rest waits."""
 _MIN_ROUND_COST = 25
 """Steps that one round of decisions counts as, at least."""
 _encode = timezones.encode
@@ -132,8 +132,7 @@ class Dags(PlannedRuns[DagRun]):
         return cached is None or bool(hooks_of(cached.compiled.definition, state))
 
     def outputs(self, tx: Transaction, ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the results of runs for their parents: the result of a composition, otherwise the outputs of last
-        steps."""
+        """Return the results of runs for their parents: of a composition its result, otherwise the last outputs."""
         runs = self._load(tx, ids)
         last = [(run, step_index) for run in runs for step_index in run.compiled.last]
         names = self._outputs.names(tx.connection, last, is_urgent=True).names

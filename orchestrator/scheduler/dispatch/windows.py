@@ -74,7 +74,7 @@ class Windows:
         self._leaving = Counter(leaving)
 
     def rolled_back(self) -> None:
-        """Mark the limits as stale, because they may be those that the transaction would have left."""
+        """Mark the limits as stale: they may have been read in the transaction that was rolled back."""
         self._is_stale = True
 
     def refresh(self, tx: Transaction) -> None:
@@ -94,8 +94,7 @@ class Windows:
         return served.keys() & {*found, *self._lanes.served(), *created}
 
     def rooms(self, tx: Transaction, limit: int, executing: Container[str], candidates: Iterable[str]) -> Rooms:
-        """Return how many tasks to claim from each queue. Those in `executing` had only executions at the last
-        claim."""
+        """Return how many tasks to claim from each queue. Queues in `executing` last had only executions."""
         rooms = Rooms({}, {})
         capabilities, landed_by_queue = self._fleet.capabilities, tx.result.capacity.landed
         executions = capabilities.executions

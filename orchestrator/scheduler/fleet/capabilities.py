@@ -2,8 +2,8 @@
 
 In a rolling deploy, workers of two versions of an application serve the same queue. A task that all of them know goes
 into the queue's stream, where any free worker takes it. A task that only some know is placed: it goes into the private
-stream of one of them, up to that worker's slots plus the tasks that it is about to finish. If all of them are full, the
-task waits in Postgres with the hold `crowded`.
+stream of one of them, up to that worker's slots plus its tasks about to finish. If all are full, the task waits with
+the hold `crowded`.
 
 Heartbeats announce what workers know. A function imported by name must be tried: if a worker returns the task, its kind
 of worker does not know the function, until a new worker of the kind appears. A program may be missing on a single

@@ -1,8 +1,8 @@
 """Which worker watches which execution, and which workers have room for more.
 
 Executions need no task slots. Each is sent to the private stream of one worker, up to the worker's limit. An execution
-that only workers of its machine can watch goes to one of those. If none lives, it waits a while: a restarted worker
-would find it.
+that only workers of its machine can watch goes to one of those. If none lives, it waits: a restarted worker would find
+it.
 """
 
 from __future__ import annotations

@@ -159,8 +159,7 @@ class Generations:
     def _drain(self, generation: str) -> None:
         """Apply the events left in the old generation's stream: their workers may be gone, and unable to resend them.
 
-        After lost commits, the cursor stays unchanged until the next generation begins: if this leader stops, another
-        must still see that Redis is ahead of it.
+        After lost commits, the cursor stays unchanged until the next generation, so that another leader notices.
         """
         position = self.cursor.position
         while True:

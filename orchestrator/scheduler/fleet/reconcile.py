@@ -50,16 +50,16 @@ from orchestrator.transport.leader.queues import Message, Queues
 from orchestrator.transport.leader.streams import LeaderStreams
 
 _MINIMUM_AGE = 1.0
-"""Seconds since the dispatch before a task is suspected. The streams of a fast queue are never read."""
+"""Seconds since the dispatch before a task is suspected, so that the streams of a fast queue are never read."""
 _UNRECEIVED_AFTER = 2.0
 """Seconds that the worker with a workflow in memory has to receive a message before any worker may take it."""
 
 
 @dataclass
 class Suspicion:
-    """Suspected attempts, before the events were read to their end."""
+    """The suspected attempts of a fleet check, not yet compared with the latest events."""
 
-    looked: bool = True
+    has_read_tasks: bool = True
     """The tasks in flight were read. Otherwise, earlier suspicions still stand."""
     tasks: list[InFlight] = field(default_factory=list)
     where: dict[tuple[bytes, int], tuple[str, Message]] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Reconciler:
 
     def judge(self, suspicion: Suspicion) -> tuple[list[Reported], dict[str, list[str]]]:
         """Return the reports of lost and returned attempts, and the messages to withdraw, by queue."""
-        if not suspicion.looked:
+        if not suspicion.has_read_tasks:
             return [], {}
         fleet = self._fleet
         reports: list[Reported] = []
@@ -169,7 +169,7 @@ class Reconciler:
                     continue
                 returned = Returned(
                     task.id, task.attempt, "message lost", begun=message is None
-                )  # if there is none, Redis may have lost a received message
+                )  # Redis may have lost it
                 reports.append(("reconcile", owner or "nobody", returned))
             if message is not None:
                 withdraw[queue].append(message.entry)
@@ -186,10 +186,10 @@ _SWEEP_INTERVAL = 10.0
 _MAX_SWEPT = 1_000
 """Queues in one sweep. The next one continues behind them."""
 _PAUSE_FACTOR = 20.0
-"""The pause between two reads of the tasks in flight, as a multiple of the duration of one. It takes long while an open
-transaction keeps dead rows in the index."""
+"""The pause between two reads of the tasks in flight, as a multiple of a read's duration. An open transaction makes
+reads slow by keeping dead rows in the index."""
 _MAX_PAUSE = 30.0
-"""Seconds after which the tasks in flight are read at the latest, in case the machine was only busy. After a loss of
+"""Seconds between two reads of the tasks in flight, at most: the machine may only have been busy. After a loss of
 data in Redis, or with attempts missing, they are read earlier."""
 
 
@@ -219,7 +219,7 @@ class FleetCheck:
 
     def run(self) -> Suspicion:
         """Check Redis and the fleet. Return the suspected attempts."""
-        suspicion = Suspicion(looked=False)
+        suspicion = Suspicion(has_read_tasks=False)
         try:
             if self.generations.keep(self.monotonic()):
                 self.fleet.grace()
@@ -227,7 +227,7 @@ class FleetCheck:
                 if self.generations.is_rewound:
                     self.watch.check_all_attempts()
             self.watch.read_heartbeats()
-            self.link.changes.look(self.streams.fleet.is_watched, self.fleet.beats.values())
+            self.link.changes.observe(self.streams.fleet.is_watched, self.fleet.beats.values())
             if self._is_count_due():
                 suspicion = self._suspects()
             self.link.worked()

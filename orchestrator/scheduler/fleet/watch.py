@@ -55,7 +55,7 @@ class _Recorded:
 
 
 class FleetWatch(CommitHooks):
-    """The leader's communication with single workers."""
+    """Records the workers in Postgres, and decides and sends orders to them."""
 
     def __init__(
         self, fleet: Fleet, streams: LeaderStreams, settings: Settings, monotonic: Callable[[], float] = time.monotonic
@@ -137,7 +137,7 @@ class FleetWatch(CommitHooks):
         return found
 
     def note_stopped(self, stopped: Sequence[str]) -> None:
-        """Note workers that ended in good order, for display."""
+        """Record workers that ended in good order, for display."""
         self._stopped += stopped
 
     def record(self, tx: Transaction) -> None:

@@ -240,7 +240,7 @@ class Flows(PlannedRuns[FlowRun]):
         return Saved(delta, data), effects
 
     def _version(self, tx: Transaction, run: FlowRun) -> CompiledFlow | None:
-        """Return the definition of a run; None if it must be read in a later tick, because this one has read many."""
+        """Return the definition of a run; None if this tick has read many definitions, and a later one must read it."""
         compiled = self._compiled.get((run.flow, run.version))
         if compiled is None and tx.budget.may_read_nodes():
             found = store.read(tx.connection, run.flow, run.version)

@@ -269,7 +269,7 @@ class Runs:
             self.conclude(tx, rows)
 
     def forget(self, ids: Sequence[bytes]) -> None:
-        """Drop cached plans of runs being cancelled. If such a run continues, it is read from Postgres."""
+        """Drop cached plans of runs being cancelled. If they continue, they are read from Postgres."""
         for kind in self._workflows:
             kind.drop(ids)
 
@@ -356,9 +356,9 @@ class Runs:
                 ancestry.unpark(tx.connection, lanes)
             tx.result.wake.runs_to_begin = True
         # Compositions have no hooks, and no other workflow can wait for their ends.
-        heard = [(self._kinds[row.kind], row) for row in finished if row.workflow and not is_composed(row.workflow)]
-        if hooks and heard:
-            self.triggers.runs_ended(tx, heard)
+        announced = [(self._kinds[row.kind], row) for row in finished if row.workflow and not is_composed(row.workflow)]
+        if hooks and announced:
+            self.triggers.runs_ended(tx, announced)
         for kind in self._workflows:
             if rows := [row for row in ended if row.kind == kind.name]:
                 kind.drop([row.id for row in rows])
@@ -387,7 +387,6 @@ def _announced(run: RunRow, turn_task: TurnTaskEnd | None) -> Ended:
 def _must_run(number: int, slice_: Sequence[object]) -> bool:
     """Return whether a slice must run even without time left: the first, or a single run right behind it.
 
-    The single run may have a definition that is not compiled yet. Otherwise a tree that uses up every tick might
-    prevent that forever.
+    The single run may have a definition that is not compiled yet. Otherwise a busy tree might block it forever.
     """
     return number == 0 or (number == 1 and len(slice_) == 1)

@@ -1,7 +1,6 @@
 """Waiting runs: to begin, to continue, or to receive pending changes because they were stuck or a tick ran out of time.
 
-All of this is stored in Postgres, and trees of runs take turns. The leader caches which runs have pending changes, and
-can reload that.
+All of this is stored in Postgres, and trees of runs take turns. The leader caches which runs have pending changes.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Listeners:
                 self._for_ends.setdefault(listener.trigger.workflow, []).append(listener)
 
     def are_for_end(self, workflow: str | None, state: str) -> bool:
-        """Return whether a workflow listens for such an end of a run."""
+        """Return whether a workflow listens for runs of `workflow` that end in `state`."""
         return any(listener.trigger.state in (state, "ended") for listener in self._for_ends.get(workflow, ()))
 
     def _of(self, event: Posted) -> Sequence[Listener]:
@@ -135,7 +135,7 @@ def _has_room(budget: TickBudget, event: Posted) -> bool:
 
 log = get_logger("scheduler")
 _MAX_HOOK_BYTES = 2_000_000
-"""Bytes of hooks after which they are sent to Postgres, which may otherwise take the leader for a stopped one."""
+"""Bytes of hooks sent to Postgres at once: it may take a leader that sends nothing for a stopped one."""
 _triggers = msgspec.json.Decoder(tuple[EventTrigger, ...])
 _MAX_ENDS = 10
 """Ended runs read between two checks of the clock. They may have large parameters."""
@@ -322,7 +322,7 @@ def _names(event: Posted) -> Scope:
 
 
 def _trace(tx: Transaction, run: RunRow) -> str | None:
-    """Return the parent trace of whatever the end of a run starts."""
+    """Return the parent trace for tasks and runs that the end of a run starts."""
     return below(run.trace, run_span(run.id)) if run.trace is not None and tx.has_spans else run.trace
 
 

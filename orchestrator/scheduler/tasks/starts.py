@@ -65,7 +65,7 @@ def start_runs(tx: Transaction, tasks: Sequence[NewTask]) -> dict[bytes, KeyHold
 
 
 def _of_task(run: NewRun, task: NewTask) -> NewRun:
-    """Add the task that starts the run, its trace, and the headers of the request."""
+    """Return a run with the task that starts it, its trace, and the headers of the request."""
     return run._replace(trace=task.trace, parent_task=task.parent, headers=_headers(task))
 
 
@@ -150,9 +150,7 @@ def _holder(tx: Transaction, task: NewTask, start: StartCode) -> bytes:
     if holder is None or holder[0] == run:
         return run
     if start.signal is not None:
-        if (
-            expectations.find_answer(tx.connection, run) is None
-        ):  # otherwise the request is repeated, and the run already has the signal
+        if expectations.find_answer(tx.connection, run) is None:  # otherwise a repeated request: the run has the signal
             append_facts(tx, {holder[0]: [_signal_or(task, start, start.key)]})
             expectations.answer(tx.connection, [Answered(run, holder[0])], tx.now)
     elif start.on_conflict != "return":

@@ -27,7 +27,7 @@ from orchestrator.workers.executors.protocol import Gone, Looks, Setup, Unequipp
 from orchestrator.workers.executors.rest import Api, refusal
 
 LARGEST_VARIABLE = 32_000
-"""Bytes. Cloud Run allows no variable of more than 32 KiB."""
+"""Bytes of input in a variable, at most. Cloud Run allows 32 KiB."""
 _POLL_INTERVAL = 2.0
 """Seconds between two lists of executions."""
 _PAGE = "500"
@@ -60,7 +60,7 @@ class CloudRunExecutor:
                 f"The input of {execution.task} has {size:,} bytes, and Cloud Run takes {LARGEST_VARIABLE:,}: pass the "
                 f"place where it is."
             )
-        found = await job.poller.next(execution.name)
+        found = await job.poll.next(execution.name)
         if found is None:
             output = self._stored_outputs.address(execution) if options.output == "store" else ""
             answer = await job.ask("POST", ":run", body=_overrides(execution, options, output), tries=1)
@@ -76,7 +76,7 @@ class CloudRunExecutor:
         job, options = self._job(execution)
         is_logged = False
         while True:
-            found = await job.poller.next(external_id)
+            found = await job.poll.next(external_id)
             if found is None:
                 raise Gone(f"Google has no execution {external_id} any more: somebody has deleted it.")
             if not is_logged and found.get("logUri"):
@@ -89,9 +89,7 @@ class CloudRunExecutor:
         """Cancel the execution. Return when it has ended."""
         job, options = self._job(execution)
         is_requested = False
-        while (found := await job.poller.next(external_id or execution.name)) is not None and _outcome_of(
-            found
-        ) is None:
+        while (found := await job.poll.next(external_id or execution.name)) is not None and _outcome_of(found) is None:
             if not is_requested:
                 name = str(found["name"]).rpartition("/")[2]
                 answer = await job.ask("POST", f"/executions/{name}:cancel", body={})
@@ -108,7 +106,7 @@ class CloudRunExecutor:
     async def close(self) -> None:
         """Stop watching. Executions continue."""
         for job in self._jobs.values():
-            await job.poller.close()
+            await job.poll.close()
         self._jobs.clear()
 
     def _job(self, execution: Execution) -> tuple[_CloudJob, CloudRun]:
@@ -126,12 +124,12 @@ class _CloudJob:
     def __init__(self, api: Api, path: str) -> None:
         self._api = api
         self._path = path
-        self.poller: Looks[ListedExecution] = Looks(self._list, _POLL_INTERVAL)
+        self.poll: Looks[ListedExecution] = Looks(self._list, _POLL_INTERVAL)
 
     async def ask(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: Any = None, *, tries: int = _TRIES
     ) -> Answer:
-        """Send a request, and retry it while Google is busy or broken. `tries` limits those with possible effects."""
+        """Send a request, and retry it while Google is busy or broken. `tries` limits retries with possible effects."""
         pause = _PAUSE
         for number in range(1, _TRIES + 1):
             answer = await self._api.ask(method, f"/v2/{self._path}{path}", query, body)

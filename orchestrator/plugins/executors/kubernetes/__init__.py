@@ -1,7 +1,6 @@
 """The executor `kubernetes`: options of a task that runs as a Job, and whether a worker can reach a cluster.
 
-Every worker checks that at its start, and most have neither an account nor a kubeconfig, so `yaml` is loaded only if
-needed.
+Every worker checks that at its start, and most have neither an account nor a kubeconfig, so `yaml` is loaded on use.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from orchestrator.plugins.executors.kubernetes import OWN_LABEL, Kubernetes
 
 CONTAINER = "task"
 LARGEST_VARIABLE = 100_000
-"""Bytes. Linux allows no environment variable of more than 128 kB."""
+"""Bytes of input in an environment variable, at most. Linux allows 128 kB."""
 LARGEST_FILE = 1_000_000
-"""Bytes. Kubernetes allows no ConfigMap or Secret of more than 1 MiB."""
+"""Bytes of input in a ConfigMap or Secret, at most. Kubernetes allows 1 MiB."""
 _MOUNTED = "/orchestrator"
 _FILE = "task.json"
 _HOPELESS = frozenset({"InvalidImageName", "ErrImageNeverPull"})

@@ -25,7 +25,7 @@ from orchestrator.workers.executors.protocol import Gone, Looks, Setup, Unequipp
 from orchestrator.workers.executors.rest import Api, refusal
 
 LARGEST_INPUT = 100_000
-"""Bytes. Linux allows no variable of more than 128 KiB, and Ray nests this one in another."""
+"""Bytes of input in a variable, at most. Linux allows 128 KiB, and Ray nests this variable in another."""
 _END = "orchestrator-end"
 """The prefix of the line in a job's log that has the function's result."""
 _START = f'import os; exec(os.environ["{PROGRAM}"])'
@@ -73,7 +73,7 @@ class RayExecutor:
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
         """Wait until the job has ended. Log its output, and return its outcome."""
         cluster = self._cluster(execution)
-        while (found := await cluster.poller.next(external_id)) is not None and not _has_ended(found):
+        while (found := await cluster.poll.next(external_id)) is not None and not _has_ended(found):
             pass
         if found is None:
             raise Gone(f"Ray does not know the job {external_id} any more: the cluster's head was restarted.")
@@ -90,7 +90,7 @@ class RayExecutor:
     async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
         """Stop the job, wait for its end, and let the cluster forget it."""
         cluster, name, was_there = self._cluster(execution), execution.name, False
-        while (found := await cluster.poller.next(name)) is not None and not _has_ended(found):
+        while (found := await cluster.poll.next(name)) is not None and not _has_ended(found):
             answer = await cluster.api.ask("POST", f"/api/jobs/{name}/stop")
             if answer.status != 200 and not _is_unknown(answer):
                 raise _refusal(answer, f"stop the job {name}")
@@ -109,7 +109,7 @@ class RayExecutor:
     async def close(self) -> None:
         """Stop watching. Jobs continue."""
         for cluster in self._clusters.values():
-            await cluster.poller.close()
+            await cluster.poll.close()
         self._clusters.clear()
 
     def _cluster(self, execution: Execution) -> _Cluster:
@@ -132,7 +132,7 @@ class _Cluster:
         token = os.environ.get(_TOKEN, "")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.api = Api(url=url, headers=headers, timeout=timeout)
-        self.poller: Looks[JobState] = Looks(self._poll, _POLL_INTERVAL)
+        self.poll: Looks[JobState] = Looks(self._poll, _POLL_INTERVAL)
 
     async def log(self, name: str) -> str | Broken:
         """Return the log of a job, or why it cannot be read."""

@@ -1,4 +1,4 @@
-"""Tasks that an existing RQ fleet runs.
+"""Tasks that run as jobs of an existing RQ fleet.
 
 RQ does not notify when a job ends, so a periodic poll reads all awaited jobs in one round trip. RQ's library blocks: a
 few threads, shared by all executions, call it.

@@ -77,9 +77,7 @@ class WaitingJobs:
     def take(self, jobs: Sequence[WaitingJob]) -> list[WaitingJob]:
         """Move jobs out of the queue. Return those that no RQ worker has begun meanwhile."""
         waiting = [job.id for job in jobs if not job.was_taken]
-        taken = (
-            {job_id.decode() for job_id in self._take([self._queue.key, self._taken], waiting)} if waiting else set()
-        )
+        taken = {id_.decode() for id_ in self._take([self._queue.key, self._taken], waiting)} if waiting else set()
         return [job for job in jobs if job.was_taken or job.id in taken]
 
     def forget(self, jobs: Sequence[WaitingJob]) -> None:
