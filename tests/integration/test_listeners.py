@@ -35,7 +35,7 @@ def expensive(path: str) -> str:
 @pytest.fixture(autouse=True)
 def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a tick have time for little, by what expressions cost: that does not depend on the machine."""
-    monkeypatch.setattr("orchestrator.scheduler.runs.triggers._MOST_WORK", 600)
+    monkeypatch.setattr("orchestrator.scheduler.runs.triggers._MAX_WORK", 600)
     monkeypatch.setattr("orchestrator.domain.dag.steps.ENOUGH_WORK", 600)
     monkeypatch.setattr("orchestrator.domain.dag.scope.ENOUGH_WORK", 600)
 

@@ -125,6 +125,7 @@ class PlannedRuns(RunKind, Generic[R]):
         raise NotImplementedError
 
     def rolled_back(self) -> None:
+        """Clear the cached plans."""
         self._runs.clear()
 
     def drop(self, ids: Sequence[bytes]) -> None:
