@@ -1,7 +1,7 @@
-"""What a process stands on when it starts: it waits for what is away, and refuses at once what is wrong.
+"""Prerequisites of a starting process: wait for servers that are down, and fail at once on other errors.
 
-Service managers start everything at the same time, and after a power cut in any order. A process that gave up because
-a server needs a minute longer would be started again and again, each time with an error in the log.
+Service managers start everything at the same time and, after a power cut, in any order. A process that gave up because
+a server needs another minute would be restarted repeatedly, with an error in the log each time.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import NamedTuple
 from orchestrator.telemetry import Outage
 
 _FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 2.0
+_MAX_PAUSE = 2.0
 
 
 class Prerequisite(NamedTuple):
-    """A server that must be there before a process can work."""
+    """A server that a process needs before it can work."""
 
     name: str
     check: Callable[[], str | None]
-    """Raises where the server cannot be used; returns what to warn of, if anything."""
+    """Raises if the server cannot be used. Returns a warning, if any."""
     outage: Callable[[Exception], str | None]
-    """Returns what to say of an error that will pass; None for one that waiting does not mend."""
+    """Returns the description of a temporary error; None for one that waiting does not fix."""
 
 
 class Prerequisites:
-    """All that a process stands on. SIGTERM and SIGINT are heard here until another takes them, and asks what came."""
+    """All prerequisites of a process. Handles SIGTERM and SIGINT until replaced; check `is_stopped` then."""
 
     def __init__(self, log: logging.Logger, needed: Sequence[Prerequisite]) -> None:
         self._log = log
@@ -40,25 +40,25 @@ class Prerequisites:
             signal.signal(number, self._on_signal)
 
     def wait(self) -> bool:
-        """Wait until everything was found usable; False if the process was stopped before.
+        """Wait until all prerequisites are met. Return False if the process was stopped first.
 
-        Each that is away is looked for again and again, so the log names all that are missing.
+        All missing servers are checked in every round, so the log names each of them.
         """
         pause = _FIRST_PAUSE
         while not self.is_stopped:
-            self._missing = [(each, outage) for each, outage in self._missing if not self._is_there(each, outage)]
+            self._missing = [(each, outage) for each, outage in self._missing if not self._is_met(each, outage)]
             if not self._missing:
                 return True
             self._stopping.wait(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _MAX_PAUSE)
         return False
 
     def _on_signal(self, *_: object) -> None:
         self.is_stopped = True
-        # A handler interrupts the main thread anywhere, also while it holds the lock of the event that it waits for.
+        # A signal interrupts the main thread anywhere, even while it holds the lock of the event that it waits for.
         threading.Thread(target=self._stopping.set, name="stop", daemon=True).start()
 
-    def _is_there(self, needed: Prerequisite, outage: Outage) -> bool:
+    def _is_met(self, needed: Prerequisite, outage: Outage) -> bool:
         try:
             warning = needed.check()
         except Exception as error:

@@ -1,1 +1,1 @@
-"""Integrations with frameworks. Nothing else imports them, and they import their framework."""
+"""Integrations with frameworks. Only their users import them, and each imports its framework."""

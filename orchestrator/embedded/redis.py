@@ -1,4 +1,4 @@
-"""Redis or Valkey as a process of its own; where the machine has neither, fakeredis behind a port."""
+"""Redis or Valkey as a separate process. If the machine has neither, fakeredis behind a port."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAKE_SERVER = Path(__file__).with_name("fake_redis.py")
 
 
 class EmbeddedRedis(EmbeddedServer):
-    """A Redis server with its data under `folder`/redis, on a socket, and on 127.0.0.1:`port` if given.
+    """A Redis server with its data under `folder`/redis, on a socket, or on 127.0.0.1:`port` if given.
 
     `settings` are server settings by name.
     """
@@ -52,19 +52,19 @@ class EmbeddedRedis(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """Return the URL: `unix:///…`, or `redis://127.0.0.1:…` if there is a port."""
+        """The URL: `unix:///…`, or `redis://127.0.0.1:…` with a port."""
         if not self._url:
             raise ConfigurationError(f"Embedded Redis in {self.root} is not running: call start() first.")
         return self._url
 
     def start(self, persistence: bool = True) -> None:
-        """Start the server, with the data kept if `persistence`, else empty; do nothing if it runs."""
+        """Start the server; without `persistence`, empty and in memory only. Do nothing if it runs."""
         if self.running:
             return
         try:
             self.claim()
-            found = find_redis()
-            command = self._fake() if found is None else self._real(found, persistence)
+            program = find_redis()
+            command = self._fake_command() if program is None else self._real_command(program, persistence)
             self.launch(command, self._ready)
         except BaseException:
             self.stop()
@@ -76,13 +76,13 @@ class EmbeddedRedis(EmbeddedServer):
         self.release()
 
     def is_ours(self, command: Sequence[str], cwd: str) -> bool:  # noqa: ARG002
-        """Recognise the server by its configuration file, or the fake one by its folder."""
+        """Recognize the server by its configuration file, or fakeredis by its folder."""
         is_real = Path(command[0]).name in ("redis-server", "valkey-server") and str(self.configuration) in command
         is_fake = str(FAKE_SERVER) in command and str(self.folder) in command
         return is_real or is_fake
 
-    def _real(self, found: Program, persistence: bool) -> list[str]:
-        self.program = str(found)
+    def _real_command(self, program: Program, persistence: bool) -> list[str]:
+        self.program = str(program)
         socket_path = self.socket_folder(os.geteuid()) / self.socket_name
         self._url = f"unix://{socket_path}" if self._port is None else f"redis://127.0.0.1:{self._port}/0"
         settings = {
@@ -94,16 +94,16 @@ class EmbeddedRedis(EmbeddedServer):
             "maxmemory-policy": "noeviction",
             "appendonly": "yes" if persistence else "no",
             "appendfsync": "everysec",
-            "aof-use-rdb-preamble": "no",  # as commands: what one Redis or Valkey dumps, an older one cannot read
+            "aof-use-rdb-preamble": "no",  # as commands: an older server cannot read the dump of a newer one
             "save": '""',
-            "set-proc-title": "no",  # the command line is how a leftover is recognised
+            "set-proc-title": "no",  # leftover servers are recognized by the command line
             **self._settings,
         }
         lines = [f"{name} {value}\n" for name, value in settings.items()]
         self.configuration.write_text("".join(lines), encoding="utf-8")
-        return [str(found.path), str(self.configuration)]
+        return [str(program.path), str(self.configuration)]
 
-    def _fake(self) -> list[str]:
+    def _fake_command(self) -> list[str]:
         oldest = ".".join(map(str, OLDEST_REDIS))
         if not allows("packages"):
             raise ConfigurationError(
@@ -120,7 +120,7 @@ class EmbeddedRedis(EmbeddedServer):
         if self._port is None:
             self._port = _free_port()
         self._url = f"redis://127.0.0.1:{self._port}/0"
-        # -P: else the script's own folder, where a redis.py lies, would come before the real package
+        # -P: without it, the script's own folder with its redis.py would precede the real package
         return [sys.executable, "-P", str(FAKE_SERVER), str(self.folder), str(self._port)]
 
     def _ready(self) -> bool:
@@ -132,7 +132,7 @@ class EmbeddedRedis(EmbeddedServer):
 
 
 def _quoted(path: Path) -> str:
-    return json.dumps(str(path), ensure_ascii=False)  # the same quotes and backslashes as in redis.conf
+    return json.dumps(str(path), ensure_ascii=False)  # the same quoting as in redis.conf
 
 
 def _free_port() -> int:

@@ -1,8 +1,8 @@
-"""One server process that belongs to one folder: its program, its lock, its socket, its leftovers, its end.
+"""A server process that belongs to one folder: its program, lock, socket, leftover processes and end.
 
-Ownership is the lock file (flock, which the kernel drops with the owner). Its holder may stop any process that works on
-the folder, because that process's owner must be dead. Processes are recognised by their command line or working
-directory, never by a recorded pid, which may by now belong to another program.
+The lock file (flock, which the kernel releases with its owner) marks ownership. Its holder may stop any server process
+that works on the folder, because the owner of that process must be dead. Processes are recognized by command line or
+working directory, never by a recorded pid, which another program may have by now.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from orchestrator.errors import ConfigurationError
 CHOICE = "ORCHESTRATOR_SERVERS"
 OLDEST_REDIS = (6, 2)
 OLDEST_POSTGRES = (13,)
-"""The oldest servers that the project supports."""
+"""The oldest supported servers."""
 
 _DEBIAN = Path("/usr/lib/postgresql")
-"""Where Debian and its kin keep Postgres, off PATH, by version."""
+"""The folder of Debian's Postgres versions, which are not on PATH."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A server's program that runs on this machine."""
+    """A server program that runs on this machine."""
 
     path: Path
     name: str
     version: tuple[int, ...]
     origin: str
-    """The package that it is part of, or the place where it was found."""
+    """The package or the path that the program comes from."""
 
     def __str__(self) -> str:
         return f"{self.name} {'.'.join(map(str, self.version))} ({self.origin})"
@@ -58,7 +58,7 @@ def find_redis() -> Program | None:
 
 
 def find_postgres(major: int | None = None) -> Program | None:
-    """Return the first Postgres that runs, is new enough and, if `major` is given, of that version; or None."""
+    """Return the first Postgres that runs and is new enough, of the version `major` if given, or None."""
     programs = (_identify(path, origin) for path, origin in _postgres_candidates())
     return next(
         (
@@ -71,7 +71,7 @@ def find_postgres(major: int | None = None) -> Program | None:
 
 
 def allows(source: str) -> bool:
-    """Say whether servers may come from `system` or from `packages`."""
+    """Return whether servers may come from `system` or `packages`."""
     chosen = os.environ.get(CHOICE) or source
     if chosen not in ("system", "packages"):
         raise ConfigurationError(f"{CHOICE}: expected system, packages or nothing, found {chosen!r}.")
@@ -99,12 +99,12 @@ def _postgres_candidates() -> Iterator[tuple[Path, str]]:
 
 
 def _identify(path: Path, origin: str) -> Program | None:
-    """Ask a program for its name and version; None if it does not run here, or is something else."""
+    """Ask a program for its name and version. Return None if it does not run here, or is another program."""
     try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+        output = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
-    match = re.search(r"(?P<name>\w+) server v=(?P<redis>[\d.]+)|\(PostgreSQL\) (?P<postgres>\d+(?:\.\d+)*)", said)
+    match = re.search(r"(?P<name>\w+) server v=(?P<redis>[\d.]+)|\(PostgreSQL\) (?P<postgres>\d+(?:\.\d+)*)", output)
     if match is None:
         return None
     version = tuple(int(part) for part in (match["redis"] or match["postgres"]).split("."))
@@ -115,7 +115,7 @@ HOW_TO_INSTALL = "pip install '.[embedded]' in a clone of the repository (it is 
 
 
 def embedded_module(name: str) -> ModuleType:
-    """Import a module of the `embedded` extra, without the warnings that some give, or say how to get it."""
+    """Import a module of the `embedded` extra without its warnings. If it is missing, the error tells how to get it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -127,16 +127,16 @@ def embedded_module(name: str) -> ModuleType:
         ) from error
 
 
-LONGEST_SOCKET_PATH = 100
-"""Bytes; the kernel's limit is 107 on Linux and 103 on macOS."""
+MAX_SOCKET_PATH = 100
+"""Bytes of a socket path, at most. The kernel's limit is 107 on Linux and 103 on macOS."""
 START_TIMEOUT = 60.0
 _OTHERS_WRITE = 0o022
-_OTHERS_LOOK = 0o066
-"""All but the right to pass through, which Postgres has been given where it runs as another user."""
+_OTHERS_ACCESS = 0o066
+"""All permissions but traversal, which Postgres needs when it runs as another user."""
 
 
 class EmbeddedServer:
-    """What Postgres and Redis have in common. `name` is the server's subfolder."""
+    """The common base of Postgres and Redis. `name` is the server's subfolder."""
 
     name: str
     title: str
@@ -148,32 +148,32 @@ class EmbeddedServer:
         self.folder = self.root / self.name
         self.log = self.folder / "log"
         self.program = ""
-        """What runs: name, version and where it is from; known once it was started."""
+        """Name, version and origin of the running program; empty before the first start."""
         self._lock: IO[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def running(self) -> bool:
-        """Say whether the server that this object started is alive."""
+        """Whether the server started by this object is alive."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Return the server's process id."""
+        """The process id of the server."""
         if self._process is None:
             raise ConfigurationError(f"Embedded {self.title} in {self.root} is not running: call start() first.")
         return self._process.pid
 
     def is_ours(self, command: Sequence[str], cwd: str) -> bool:
-        """Say whether a process with this command line and working directory serves this folder."""
+        """Return whether a process with this command line and working directory serves this folder."""
         raise NotImplementedError
 
     def claim(self) -> None:
-        """Take the folder's lock, and stop what a dead owner left behind."""
+        """Take the folder's lock, and stop servers that a dead owner left behind."""
         if self._lock is None:
             try:
                 self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _withhold(self.root, _OTHERS_WRITE)
+                _restrict(self.root, _OTHERS_WRITE)
                 self._lock = _locked(self.root / f"{self.name}.lock", self.title)
             except OSError as error:
                 raise ConfigurationError(
@@ -182,15 +182,15 @@ class EmbeddedServer:
                 ) from error
         self._stop_leftovers()
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        _withhold(self.folder, _OTHERS_LOOK)
+        _restrict(self.folder, _OTHERS_ACCESS)
 
     def launch(self, command: Sequence[str], ready: Callable[[], bool], **options: Any) -> None:
-        """Start the server in its own session, out of reach of the terminal's Ctrl-C; wait until ready.
+        """Start the server in a session of its own, out of reach of Ctrl-C. Wait until it is ready.
 
-        It gets none of the variables that may be secret: other programs of its user could read them.
+        It gets no variables that may be secret: other programs of its user could read them.
         """
         self.log.touch(mode=0o600)
-        _withhold(self.log, _OTHERS_LOOK)
+        _restrict(self.log, _OTHERS_ACCESS)
         with self.log.open("ab") as log:
             start_of_log = log.tell()
             self._process = subprocess.Popen(
@@ -205,14 +205,14 @@ class EmbeddedServer:
         while not ready():
             if not self.running or time.monotonic() > deadline:
                 self.finish(signal.SIGKILL)
-                said = self.log.read_bytes()[start_of_log:].decode(errors="replace").strip()[-2000:]
-                raise ConfigurationError(f"Embedded {self.title} in {self.root} did not start. Its log says:\n{said}")
+                output = self.log.read_bytes()[start_of_log:].decode(errors="replace").strip()[-2000:]
+                raise ConfigurationError(f"Embedded {self.title} in {self.root} did not start. Its log says:\n{output}")
             time.sleep(0.01)
 
-    def finish(self, how: signal.Signals, timeout: float = 60.0) -> None:
-        """Send a signal, wait for the end, and kill what has not ended by then; keep the lock."""
+    def finish(self, signal_number: signal.Signals, timeout: float = 60.0) -> None:
+        """Send a signal, wait for the end of the server, and kill it after a timeout. Keep the lock."""
         if self._process is not None:
-            self._process.send_signal(how)
+            self._process.send_signal(signal_number)
             try:
                 self._process.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -221,28 +221,28 @@ class EmbeddedServer:
             self._process = None
 
     def kill(self) -> None:
-        """End the server as a crash would; start() brings it back under the same URL."""
+        """Kill the server as a crash would. start() brings it back under the same URL."""
         self.finish(signal.SIGKILL)
         self.release()
 
     def release(self) -> None:
-        """Give the folder back."""
+        """Release the lock of the folder."""
         if self._lock is not None:
-            if temporary := self._recorded():
+            if temporary := self._recorded_folder():
                 shutil.rmtree(temporary, ignore_errors=True)
             fcntl.flock(self._lock, fcntl.LOCK_UN)
             self._lock.close()
             self._lock = None
 
     def socket_folder(self, owner: int) -> Path:
-        """Make an empty folder, private to user `owner`, whose path fits into a socket address and a URL.
+        """Create an empty folder, private to user `owner`, whose path fits a socket address and a URL.
 
-        It lies beside the data or, where that path is too long or unusual, among the temporary files. Its
-        name is recorded then, so that the URL stays the same from one start to the next.
+        It is beside the data or, if that path is too long or unusual, among the temporary files. The temporary path is
+        recorded, so that the URL stays the same at the next start.
         """
         path = self.folder / "socket"
         if not self._fits(path):
-            path = self._recorded() or self._temporary()
+            path = self._recorded_folder() or self._temporary_folder()
             self._record.write_text(f"{self.folder}\n{path}", encoding="utf-8")
         if path.exists():
             if path.lstat().st_uid not in (os.geteuid(), owner):
@@ -256,17 +256,17 @@ class EmbeddedServer:
     def _record(self) -> Path:
         return self.folder / "socket-folder"
 
-    def _recorded(self) -> Path | None:
+    def _recorded_folder(self) -> Path | None:
         if not self._record.exists():
             return None
         folder, path = self._record.read_text(encoding="utf-8").split("\n")
-        return Path(path) if folder == str(self.folder) else None  # else all this was copied from elsewhere
+        return Path(path) if folder == str(self.folder) else None  # otherwise the folder was copied from elsewhere
 
     def _fits(self, folder: Path) -> bool:
         path = str(folder / self.socket_name)
-        return len(path) <= LONGEST_SOCKET_PATH and re.fullmatch(r"[A-Za-z0-9_./-]+", path) is not None
+        return len(path) <= MAX_SOCKET_PATH and re.fullmatch(r"[A-Za-z0-9_./-]+", path) is not None
 
-    def _temporary(self) -> Path:
+    def _temporary_folder(self) -> Path:
         path = Path(tempfile.mkdtemp(prefix="orchestrator-"))
         if self._fits(path):
             return path
@@ -274,11 +274,11 @@ class EmbeddedServer:
         return Path(tempfile.mkdtemp(prefix="orchestrator-", dir="/tmp"))
 
     def _stop_leftovers(self) -> None:
-        for how, timeout in ((self.stop_signal, 20.0), (signal.SIGKILL, 10.0)):
+        for signal_number, timeout in ((self.stop_signal, 20.0), (signal.SIGKILL, 10.0)):
             leftovers = self._leftovers()
             for process in leftovers:
                 with suppress(ProcessLookupError):
-                    os.kill(process, how)
+                    os.kill(process, signal_number)
             deadline = time.monotonic() + timeout
             while leftovers and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -299,11 +299,11 @@ class EmbeddedServer:
         ]
 
 
-def _withhold(path: Path, rights: int) -> None:
-    """Take rights from everybody but the owner of a file or folder, where it is ours."""
-    found = path.stat()
-    if found.st_uid == os.geteuid() and found.st_mode & rights:
-        path.chmod(found.st_mode & ~rights)
+def _restrict(path: Path, rights: int) -> None:
+    """Remove permissions for group and others from a file or folder that we own."""
+    status = path.stat()
+    if status.st_uid == os.geteuid() and status.st_mode & rights:
+        path.chmod(status.st_mode & ~rights)
 
 
 def _locked(path: Path, title: str) -> IO[str]:

@@ -1,4 +1,4 @@
-"""Prometheus' text format: families of samples, with a bounded number of labels."""
+"""The text format of Prometheus: families of samples, with a bounded number of labels."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from orchestrator.telemetry import Outage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_QUEUES = 100
-"""Queues that have labels of their own; all others are one."""
+"""Queues with a label of their own, at most. All other queues share one label."""
 OTHER = "other"
-"""The label of all the others."""
+"""The label shared by all further queues."""
 
 SIZES = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000)
-"""Bounds for how many things are done at once."""
+"""Histogram bounds for batch sizes."""
 
 _ESCAPES = {"\\": r"\\", "\n": r"\n", '"': r"\""}
 _ESCAPED = re.compile(r'[\\\n"]')
@@ -32,7 +32,7 @@ _ESCAPED = re.compile(r'[\\\n"]')
 
 @dataclass
 class Histogram:
-    """How often something was as large as what: a number for each bound, and one above all."""
+    """A Prometheus histogram: a count for each bound, and one for larger values."""
 
     bounds: Sequence[float] = SECONDS
     counts: list[int] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Histogram:
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def add(self, value: float, times: int = 1) -> None:
-        """Take a value in, or as many of about that size."""
+        """Count a value, or several values of about that size."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
@@ -53,7 +53,7 @@ Sample = tuple[Labels, "float | Histogram"]
 
 @dataclass(frozen=True)
 class Family:
-    """One metric, with all its samples."""
+    """A metric with all its samples."""
 
     name: str
     kind: str
@@ -63,22 +63,22 @@ class Family:
 
 
 def gauge(name: str, help: str, *samples: Sample) -> Family:
-    """Return something that goes up and down."""
+    """Return a metric that goes up and down."""
     return Family(name, "gauge", help, samples)
 
 
 def counter(name: str, help: str, *samples: Sample) -> Family:
-    """Return something that only grows, until its process ends."""
+    """Return a metric that only grows until its process ends."""
     return Family(name, "counter", help, samples)
 
 
 def histogram(name: str, help: str, *samples: Sample) -> Family:
-    """Return how large something was how often."""
+    """Return a metric with the distribution of a value."""
     return Family(name, "histogram", help, samples)
 
 
 def render(families: Iterable[Family]) -> bytes:
-    """Return families as text; those without samples are left out."""
+    """Render families in the text format. Families without samples are left out."""
     lines: list[str] = []
     for family in families:
         if family.samples:
@@ -92,7 +92,7 @@ def render(families: Iterable[Family]) -> bytes:
 
 
 def _buckets(name: str, labels: Labels, value: Histogram) -> list[str]:
-    counts = list(accumulate(list(value.counts)))  # of a copy: another thread may be adding to it
+    counts = list(accumulate(list(value.counts)))  # of a copy: another thread may be adding values
     bounds = (*map(_number, value.bounds), "+Inf")
     lines = [
         f"{name}_bucket{_labels({**labels, 'le': bound})} {count}" for bound, count in zip(bounds, counts, strict=True)
@@ -120,14 +120,14 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
 
 
-# -- metrics of every process, under the names that all exporters use
+# -- metrics of every process, under the customary names
 
 _STARTED = time.time()
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
 def own_metrics(role: str, **outages: Outage) -> Iterator[Family]:
-    """Yield version, time and memory of this process, and which servers it could not use."""
+    """Yield the version, CPU time and memory of this process, and its outages by server."""
     release = {"version": version("durable-orchestrator"), "python": sys.version.split()[0], "role": role}
     yield gauge("orchestrator_build_info", "Which release this process runs, and as what.", (release, 1))
     used = os.times()
@@ -144,6 +144,6 @@ def own_metrics(role: str, **outages: Outage) -> Iterator[Family]:
 
 def _resident_memory() -> int | None:
     try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_SIZE
     except (OSError, ValueError, IndexError):  # not on Linux
         return None

@@ -1,7 +1,7 @@
-"""A small HTTP server for monitoring: /metrics, /healthz and /readyz, and nothing else.
+"""A small HTTP server for monitoring: /metrics, /healthz and /readyz.
 
-It needs no thread of its own: a worker's parent forks, so it serves from the loop in which it waits for everything. A
-request is a few hundred bytes, an answer fits a socket's buffer, and a slow client is dropped.
+It needs no thread: a worker's parent forks, so it serves from its own event loop. A request is a few hundred bytes, a
+response fits the socket buffer, and a slow client is dropped.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.monitoring.exposition import CONTENT_TYPE, Family, render
 
 LOOPBACK = "127.0.0.1"
-_MOST_OPEN = 16
-"""Connections at a time; later ones wait for one to be closed."""
-_LONGEST_REQUEST = 16_384
+_MAX_CONNECTIONS = 16
+"""Open connections, at most. Further ones wait until one closes."""
+_MAX_REQUEST = 16_384
 _TIMEOUT = 5.0
-"""Seconds that a request may take to arrive, and an answer to leave."""
-_TURN = 0.5
-"""Seconds after which a thread that serves looks whether it is wanted any longer."""
-_TRY_AGAIN = 5.0
-"""Seconds until an address that was taken is tried again: a worker that drains may have it a little longer."""
+"""Seconds for a request to arrive, and for a response to be sent."""
+_CHECK_INTERVAL = 0.5
+"""Seconds after which a serving thread checks whether to stop."""
+_RETRY_INTERVAL = 5.0
+"""Seconds until another attempt to bind an address in use: a draining worker may hold it a little longer."""
 ELSEWHERE = "the log of this process says why"
-"""Said instead of a reason to callers on other machines."""
+"""Shown instead of a reason to callers on other machines."""
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
 class Observed(Protocol):
-    """A process that is asked how it is."""
+    """A process that reports metrics and readiness."""
 
     def metrics(self) -> Iterable[Family]:
-        """Return what is measured."""
+        """Return the current metrics."""
 
     def obstacles(self) -> Mapping[str, str]:
-        """Return what keeps the process from its work, by what it is about; nothing where it can work."""
+        """Return what keeps the process from working, by subject; empty if it can work."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Return host and port of `host:port`, `[::1]:port`, or a port alone, which only this machine can reach."""
+    """Parse `host:port`, `[::1]:port`, or a port alone, which only this machine can reach."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if colon else LOOPBACK
     if not port.isascii() or not port.isdecimal() or int(port) > 65_535 or not host:
@@ -57,67 +57,67 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class Listener:
-    """Answers one request after the other."""
+    """Answers requests one after the other."""
 
     def __init__(self, address: str, observed: Observed, log: logging.Logger) -> None:
         self._host, self._port = parse_address(address)
         self._observed = observed
         self._log = log
         self._socket: socket.socket | None = None
-        self._open_at = 0.0
-        self._open: dict[socket.socket, tuple[float, bytearray]] = {}
-        """Connections that have not said all yet: since when, and what they have said."""
+        self._retry_at = 0.0
+        self._connections: dict[socket.socket, tuple[float, bytearray]] = {}
+        """Connections with incomplete requests: the time of the connect, and the bytes received."""
 
     def waits_for(self) -> list[socket.socket]:
-        """Return what to wait for; where the address was taken, it is tried again now and then."""
+        """Return the sockets to wait for. Retry to bind the address if it was in use."""
         now = time.monotonic()
-        if self._socket is None and now >= self._open_at:
+        if self._socket is None and now >= self._retry_at:
             self._listen(now)
-        for connection in [one for one, (since, _) in self._open.items() if now - since > _TIMEOUT]:
+        for connection in [peer for peer, (since, _) in self._connections.items() if now - since > _TIMEOUT]:
             self._drop(connection)
-        takes_more = self._socket is not None and len(self._open) < _MOST_OPEN
-        return [*self._open, *([self._socket] if takes_more and self._socket is not None else [])]
+        takes_more = self._socket is not None and len(self._connections) < _MAX_CONNECTIONS
+        return [*self._connections, *([self._socket] if takes_more and self._socket is not None else [])]
 
     def serve(self, ready: Iterable[object]) -> None:
-        """Take in what has come, and answer what is complete."""
-        for one in ready:
-            if one is self._socket and self._socket is not None:
+        """Read from ready sockets, and answer complete requests."""
+        for ready_socket in ready:
+            if ready_socket is self._socket and self._socket is not None:
                 self._accept(self._socket)
-            elif isinstance(one, socket.socket) and one in self._open:
-                self._read(one)
+            elif isinstance(ready_socket, socket.socket) and ready_socket in self._connections:
+                self._read(ready_socket)
 
     def start(self) -> None:
-        """Serve in a thread, as long as the process lives."""
+        """Serve in a thread for the life of the process."""
         self.waits_for()
         threading.Thread(target=self._run, args=(threading.Event(),), name="metrics", daemon=True).start()
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
-        """Serve in a thread for a while."""
-        over = threading.Event()
-        thread = threading.Thread(target=self._run, args=(over,), name="metrics", daemon=True)
+        """Serve in a thread within this block."""
+        stopping = threading.Event()
+        thread = threading.Thread(target=self._run, args=(stopping,), name="metrics", daemon=True)
         self.waits_for()
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            stopping.set()
             thread.join()
 
     def close(self) -> None:
-        """Close everything; a fork must not keep what its parent listens to."""
-        for one in [*self._open, *([self._socket] if self._socket is not None else [])]:
-            one.close()
-        self._open.clear()
-        self._socket, self._open_at = None, float("inf")
+        """Close all sockets, for example after a fork: a child must not keep the parent's listener."""
+        for open_socket in [*self._connections, *([self._socket] if self._socket is not None else [])]:
+            open_socket.close()
+        self._connections.clear()
+        self._socket, self._retry_at = None, float("inf")
 
-    def _run(self, over: threading.Event) -> None:
-        while not over.is_set():
+    def _run(self, stopping: threading.Event) -> None:
+        while not stopping.is_set():
             waits_for = self.waits_for()
             if waits_for:
                 self.serve(_ready(waits_for))
             else:
-                over.wait(_TURN)
+                stopping.wait(_CHECK_INTERVAL)
 
     def _listen(self, now: float) -> None:
         try:
@@ -126,20 +126,20 @@ class Listener:
             try:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind(address)
-                listener.listen(_MOST_OPEN)
+                listener.listen(_MAX_CONNECTIONS)
                 listener.setblocking(False)
             except OSError:
                 listener.close()
                 raise
         except OSError as error:
-            if not self._open_at:
+            if not self._retry_at:
                 self._log.error(
                     "metrics.not_served host=%s port=%d error=%s: the process tries again",
                     self._host,
                     self._port,
                     error.strerror,
                 )
-            self._open_at = now + _TRY_AGAIN
+            self._retry_at = now + _RETRY_INTERVAL
             return
         self._socket = listener
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -148,23 +148,23 @@ class Listener:
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
-        except OSError:  # it has gone again
+        except OSError:  # the client has gone
             return
         connection.setblocking(False)
-        self._open[connection] = time.monotonic(), bytearray()
+        self._connections[connection] = time.monotonic(), bytearray()
 
     def _read(self, connection: socket.socket) -> None:
-        said = self._open[connection][1]
+        received = self._connections[connection][1]
         try:
-            more = connection.recv(_LONGEST_REQUEST)
+            more = connection.recv(_MAX_REQUEST)
         except BlockingIOError:
             return
         except OSError:
             more = b""
-        said += more
-        if b"\r\n\r\n" in said:
-            self._send(connection, self._answer(bytes(said), _is_near(connection)))
-        elif more and len(said) < _LONGEST_REQUEST:
+        received += more
+        if b"\r\n\r\n" in received:
+            self._send(connection, self._answer(bytes(received), _is_local(connection)))
+        elif more and len(received) < _MAX_REQUEST:
             return
         self._drop(connection)
 
@@ -177,10 +177,10 @@ class Listener:
             self._log.debug("metrics.client_gone error=%s", error)
 
     def _drop(self, connection: socket.socket) -> None:
-        del self._open[connection]
+        del self._connections[connection]
         connection.close()
 
-    def _answer(self, request: bytes, is_near: bool) -> bytes:
+    def _answer(self, request: bytes, is_local: bool) -> bytes:
         words = request.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3:
             return _response(400, {"error": "this is no HTTP request"})
@@ -188,20 +188,20 @@ class Listener:
         if method not in ("GET", "HEAD"):
             return _response(405, {"error": f"{method[:20]} is not served, only GET"}, allow="GET, HEAD")
         try:
-            found = self._found(target.partition("?")[0], is_near)
+            response = self._route(target.partition("?")[0], is_local)
         except Exception:  # noqa: BLE001  # monitoring must not end what it watches
             self._log.exception("metrics.failed")
-            found = _response(503, {"error": "metrics could not be told; the log says why"})
-        return found if method == "GET" else found[: found.index(b"\r\n\r\n") + 4]
+            response = _response(503, {"error": "metrics could not be told; the log says why"})
+        return response if method == "GET" else response[: response.index(b"\r\n\r\n") + 4]
 
-    def _found(self, path: str, is_near: bool) -> bytes:
+    def _route(self, path: str, is_local: bool) -> bytes:
         if path == "/metrics":
             return _response(200, render(self._observed.metrics()))
         if path == "/healthz":
             return _response(200, {"status": "ok"})
         if path == "/readyz":
             obstacles = dict(self._observed.obstacles())
-            if not is_near:  # the reasons name servers
+            if not is_local:  # the reasons name servers
                 obstacles = dict.fromkeys(obstacles, ELSEWHERE)
             status = {"status": "not ready" if obstacles else "ready"}
             return _response(503 if obstacles else 200, status | ({"obstacles": obstacles} if obstacles else {}))
@@ -209,18 +209,16 @@ class Listener:
 
 
 def _ready(waits_for: Iterable[socket.socket]) -> list[object]:
-    """Wait a while for any of these; return which are ready."""
     with selectors.DefaultSelector() as selector:
-        for one in waits_for:
-            selector.register(one, selectors.EVENT_READ)
-        return [key.fileobj for key, _ in selector.select(_TURN)]
+        for waiting in waits_for:
+            selector.register(waiting, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(_CHECK_INTERVAL)]
 
 
-def _is_near(connection: socket.socket) -> bool:
-    """Say whether the caller is on this machine."""
+def _is_local(connection: socket.socket) -> bool:
     try:
         return ipaddress.ip_address(connection.getpeername()[0].partition("%")[0]).is_loopback
-    except (OSError, ValueError, IndexError):  # gone, or of another kind
+    except (OSError, ValueError, IndexError):  # the connection is gone, or is no IP connection
         return False
 
 
@@ -239,6 +237,6 @@ def _response(status: int, body: bytes | Mapping[str, object], *, allow: str = "
 
 
 def serve_metrics(address: str, observed: Observed, log: logging.Logger) -> None:
-    """Serve the metrics of a process, in a thread, if it was given an address."""
+    """Serve the metrics of a process in a thread, if an address is set."""
     if address:
         Listener(address, observed, log).start()

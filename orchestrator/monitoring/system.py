@@ -26,14 +26,14 @@ from orchestrator.store.load import (
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.inspection import Shards, connected_shards
 
-_FRESH = 5.0
-"""Seconds for which what was read is served again."""
-_LONGEST = 2.0
-"""Seconds that reading may take."""
+_CACHE_SECONDS = 5.0
+"""Seconds for which the last values are served again."""
+_TIMEOUT = 2.0
+"""Seconds that a read may take."""
 
 
 class SystemGauges:
-    """Numbers about the whole system. All processes that can read them report the same: take the `max`."""
+    """Metrics of the whole system. All processes that read them report the same values: aggregate with `max`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -43,18 +43,17 @@ class SystemGauges:
         self._closing = ExitStack()
         self._shards: Shards = []
         self._read_at = float("-inf")
-        self._read: list[Family] = []
+        self._cached: list[Family] = []
 
     def metrics(self) -> Sequence[Family]:
-        """Return what Postgres and Redis say now, or said a moment ago."""
+        """Return the metrics of Postgres and Redis, at most some seconds old."""
         with self._lock:
-            if time.monotonic() - self._read_at > _FRESH:
-                self._read = [*self._of_postgres(), *self._of_redis()]
+            if time.monotonic() - self._read_at > _CACHE_SECONDS:
+                self._cached = [*self._of_postgres(), *self._of_redis()]
                 self._read_at = time.monotonic()
-            return self._read
+            return self._cached
 
     def close(self) -> None:
-        """Close the connections."""
         if self._engine is not None:
             self._engine.dispose()
         if self._redis is not None:
@@ -62,7 +61,7 @@ class SystemGauges:
         self._closing.close()
 
     def redis_trouble(self) -> str | None:
-        """Return why Redis does not answer now, if it does not."""
+        """Return why Redis does not answer, or None."""
         try:
             self._connected().ping()
         except UNAVAILABLE as error:
@@ -73,7 +72,7 @@ class SystemGauges:
         began = time.monotonic()
         queues: list[QueueLoad] | None = None
         with suppress(*database.UNAVAILABLE, exc.DBAPIError), self._connection() as connection:
-            use_indexes(connection, _LONGEST)
+            use_indexes(connection, _TIMEOUT)
             queues, system = queue_loads(connection), system_load(connection)
             demands = queue_demands(connection, loads=queues)
         took = time.monotonic() - began
@@ -87,7 +86,7 @@ class SystemGauges:
 
     def _connection(self) -> Connection:
         if self._engine is None:
-            self._engine = database.probe_engine(self._settings, "orchestrator metrics", _LONGEST + 1.0)
+            self._engine = database.probe_engine(self._settings, "orchestrator metrics", _TIMEOUT + 1.0)
         return self._engine.connect()
 
     def _connected(self) -> Redis:
@@ -121,13 +120,13 @@ class SystemGauges:
 
 
 def _fullness(memory: Mapping[str, Any]) -> float:
-    """Return how full a server is; of those without a limit, the largest is the fullest."""
+    """Return how full a server is. Without memory limits, the largest server counts as the fullest."""
     used = float(memory.get("used_memory", -1))
     return used / memory["maxmemory"] if memory.get("maxmemory") else used * 1e-18
 
 
 def bounded(queues: Sequence[QueueLoad]) -> list[QueueLoad]:
-    """Return so many queues, those with most to do, and the rest as one."""
+    """Return the queues with the most work, and all others combined."""
     if len(queues) <= MOST_QUEUES:
         return list(queues)
     by_load = sorted(queues, key=lambda queue: (-queue.ready - queue.in_flight, queue.queue))
@@ -145,26 +144,26 @@ def bounded(queues: Sequence[QueueLoad]) -> list[QueueLoad]:
 
 
 def of_queues(queues: Sequence[QueueLoad]) -> Iterator[Family]:
-    """Yield what waits in each queue."""
-    found = [({"queue": queue.queue}, queue) for queue in bounded(queues)]
+    """Yield the metrics of each queue."""
+    samples = [({"queue": queue.queue}, queue) for queue in bounded(queues)]
     yield gauge(
         "orchestrator_queue_tasks",
         "Open tasks of a queue by state, counted up to 10000.",
-        *(({**labels, "state": "ready"}, queue.ready) for labels, queue in found),
-        *(({**labels, "state": "delayed"}, queue.delayed) for labels, queue in found),
-        *(({**labels, "state": "in_flight"}, queue.in_flight) for labels, queue in found),
+        *(({**labels, "state": "ready"}, queue.ready) for labels, queue in samples),
+        *(({**labels, "state": "delayed"}, queue.delayed) for labels, queue in samples),
+        *(({**labels, "state": "in_flight"}, queue.in_flight) for labels, queue in samples),
     )
     for name, (field, help) in _OF_QUEUES.items():
-        yield gauge(name, help, *((labels, float(getattr(queue, field) or 0)) for labels, queue in found))
+        yield gauge(name, help, *((labels, float(getattr(queue, field) or 0)) for labels, queue in samples))
 
 
 def of_demands(demands: Sequence[QueueDemand]) -> Family:
-    """Return how many slots each queue wants; those that want least are one."""
-    by_size = sorted(demands, key=lambda one: (-one.wanted, one.queue))
-    wanted = [({"queue": one.queue}, float(one.wanted)) for one in by_size[:MOST_QUEUES]]
+    """Return the demand of each queue in slots. Queues with the least demand are combined."""
+    by_size = sorted(demands, key=lambda demand: (-demand.wanted, demand.queue))
+    samples = [({"queue": demand.queue}, float(demand.wanted)) for demand in by_size[:MOST_QUEUES]]
     if rest := by_size[MOST_QUEUES:]:
-        wanted.append(({"queue": OTHER}, float(sum(one.wanted for one in rest))))
-    return gauge(WANTED, "How many tasks of a queue workers should run at once to start them in time.", *wanted)
+        samples.append(({"queue": OTHER}, float(sum(demand.wanted for demand in rest))))
+    return gauge(WANTED, "How many tasks of a queue workers should run at once to start them in time.", *samples)
 
 
 WANTED = "orchestrator_queue_wanted_slots"
@@ -203,7 +202,7 @@ _OF_SYSTEM = {
 
 
 def of_system(load: SystemLoad) -> Iterator[Family]:
-    """Yield numbers about the whole."""
+    """Yield the metrics of the whole system."""
     for name, (field, help) in _OF_SYSTEM.items():
         value = getattr(load, field)
         if value is not None:

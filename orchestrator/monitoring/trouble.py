@@ -1,4 +1,4 @@
-"""Current problems, and what to do about each."""
+"""Current problems of the system, and what to do about each."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from orchestrator.store.shards import ShardView, mismatch
 from orchestrator.terminal_safe import sentence, without_password
 from orchestrator.transport.inspection import RedisHealth, RedisView
 
-_LEAST_FREE = 64_000_000
-"""Bytes below which a payload store is said to be full: as many as the largest value over HTTP has."""
-_NEARLY = 0.9
-"""From this part on, what is limited is said to run out."""
+_MIN_FREE = 64_000_000
+"""Free bytes below which a payload store counts as full: the size of the largest value over HTTP."""
+_WARNING_SHARE = 0.9
+"""The share of a limit from which on it is reported as nearly reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """One thing that needs a person."""
+    """A problem that needs a person."""
 
     kind: str
-    """A name that programs can rely on, e.g. `redis full`."""
+    """A stable name for programs, e.g. `redis full`."""
     message: str
-    """What is wrong, what it means, and what to do."""
+    """The problem, its consequences, and what to do."""
     about: str = ""
-    """The queue or the task, where there may be several such troubles."""
+    """The queue or task concerned, if several may have the same problem."""
 
 
 STOPPING = {
@@ -40,29 +40,29 @@ STOPPING = {
     "leader in trouble": "the scheduler cannot work",
     "workers unheard": "the scheduler does not hear the workers",
 }
-"""Troubles that stop everything, and each in a few words."""
+"""Problems that stop everything, each with a short description."""
 _CAUSES = ("redis away", "redis full", "redis refuses writes")
 _EFFECTS = ("no leader", "leader in trouble", "workers unheard")
-_GRAVEST = (
+_BY_GRAVITY = (
     *(*_CAUSES, "connections run out", "no leader", "leader in trouble", "workers unheard"),
     *("scheduler stuck", "wrong shards"),
     *("payload store full", "foreign key", "redis evicts", "redis nearly full", "no worker", "worker stands still"),
     *("unknown task", "no data key", "no executor", "no database", "stuck runs", "paused queue"),
 )
-"""The order in which a person should look; others come behind."""
+"""The order of importance. All other problems come last."""
 
 
 def by_gravity(found: Iterable[Trouble]) -> list[Trouble]:
-    """Return troubles, the gravest first. While Redis does not work no scheduler can, which is no other trouble."""
+    """Return problems by importance. Leave out scheduler problems that an outage of Redis causes."""
     troubles = [*found]
-    is_cause = any(one.kind in _CAUSES for one in troubles)
-    left = [one for one in troubles if not (is_cause and one.kind in _EFFECTS)]
-    places = {kind: place for place, kind in enumerate(_GRAVEST)}
-    return sorted(left, key=lambda one: places.get(one.kind, len(places)))
+    is_cause = any(trouble.kind in _CAUSES for trouble in troubles)
+    remaining = [trouble for trouble in troubles if not (is_cause and trouble.kind in _EFFECTS)]
+    ranks = {kind: rank for rank, kind in enumerate(_BY_GRAVITY)}
+    return sorted(remaining, key=lambda trouble: ranks.get(trouble.kind, len(ranks)))
 
 
 def of_the_system(overview: Overview, lease: float, complaint: str | None = None) -> Iterator[Trouble]:
-    """Say what is wrong with our own processes: no leader, no worker for a queue, an unknown task."""
+    """Yield problems of our own processes: no leader, no worker for a queue, an unknown task."""
     yield from of_leaders(overview.leader, overview.shards, lease, complaint)
     for queue in overview.unserved_queues if _is_useful(overview.leader, lease) else ():
         yield Trouble(kind="no worker", about=queue, message=obstacles.no_worker(queue))
@@ -82,10 +82,10 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
             message = obstacles.no_executor(unknown.queue, _unknown(unknown, now), wants)
             yield Trouble(kind="no executor", about=unknown.name, message=message)
             continue
-        has_name = unknown.handed_back and not unknown.runs
-        say = obstacles.no_database if has_name else obstacles.unknown_task
-        kind = "no database" if has_name else "unknown task"
-        yield Trouble(kind=kind, about=unknown.name, message=say(unknown.queue, _unknown(unknown, now)))
+        is_known = unknown.handed_back and not unknown.runs
+        describe = obstacles.no_database if is_known else obstacles.unknown_task
+        kind = "no database" if is_known else "unknown task"
+        yield Trouble(kind=kind, about=unknown.name, message=describe(unknown.queue, _unknown(unknown, now)))
     for worker in overview.still_workers:
         yield Trouble(
             kind="worker stands still",
@@ -114,7 +114,7 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
 def of_leaders(
     leader: Leader | None, shards: Sequence[ShardView], lease: float, complaint: str | None = None
 ) -> Iterator[Trouble]:
-    """Say that nobody leads, or that the leader does nothing: of all shards."""
+    """Yield shards without a leader, and leaders that do no work."""
     if leader is None:
         yield Trouble(kind="no leader", message=obstacles.NO_LEADER if complaint is None else obstacles.NONE_CAN_LEAD)
     elif not _is_useful(leader, lease):
@@ -129,12 +129,12 @@ def of_leaders(
 
 
 def _is_useful(leader: Leader | None, lease: float) -> bool:
-    """Say whether somebody leads and does its work: else nobody looks at the workers of queues."""
+    """Return whether a leader works. Without one, nobody observes the workers of queues."""
     return leader is not None and (leader.idle is None or leader.idle <= lease)
 
 
 def of_shards(overview: Overview, shards: int) -> Iterator[Trouble]:
-    """Say that this process has another number of shards than the database."""
+    """Yield a problem if this process is configured with another number of shards than the database has."""
     if message := mismatch(overview.shards, shards):
         yield Trouble(kind="wrong shards", message=message)
 
@@ -148,13 +148,13 @@ def _useless(address: str, shard: str, idle: float | None, reason: str | None) -
 
 
 def stands_still(worker: WorkerView) -> str:
-    """Say for how long a worker has done nothing, and with which tasks."""
+    """Describe how long a worker has been stuck, and with which tasks."""
     tasks = ", ".join(map(str, worker.holds)) or "no task"
     return f"stands still for {duration(worker.still)}, holds {tasks}"
 
 
 def _unknown(unknown: UnknownTasks, now: datetime) -> str:
-    """Say which task or workflow is unknown, and what becomes of it."""
+    """Describe which task or workflow is unknown, and what will happen."""
     end = ago(unknown.fails_at, now)
     if not unknown.runs:
         return f"{unknown.name!r}: {unknown.tasks:,} wait{f', the first fails {end}' if end else ''}"
@@ -167,7 +167,7 @@ def _unknown(unknown: UnknownTasks, now: datetime) -> str:
 
 
 def of_what_redis_holds(view: RedisView) -> Iterator[Trouble]:
-    """Say what others have written where our keys are."""
+    """Yield foreign data under our Redis keys, and quarantined messages."""
     for foreign in view.foreign_keys:
         yield Trouble(
             kind="foreign key",
@@ -183,7 +183,7 @@ def of_what_redis_holds(view: RedisView) -> Iterator[Trouble]:
 
 
 def of_redis(health: RedisHealth) -> Iterator[Trouble]:
-    """Say what is wrong with Redis."""
+    """Yield problems of Redis."""
     error = (health.error or "").removesuffix(".")
     meanwhile = "Enqueues are kept, running tasks go on, and nothing new starts until it"
     if health.is_locked:
@@ -205,7 +205,7 @@ def of_redis(health: RedisHealth) -> Iterator[Trouble]:
             kind="redis refuses writes",
             message=f"Redis refuses writes ({error}). {meanwhile} takes them: its log and its disk tell why.",
         )
-    elif health.fullness >= _NEARLY:
+    elif health.fullness >= _WARNING_SHARE:
         yield Trouble(
             kind="redis nearly full",
             message=f"Redis uses {_megabytes(health.used_memory)} of {_megabytes(health.max_memory)}. When it is full, "
@@ -221,33 +221,33 @@ def of_redis(health: RedisHealth) -> Iterator[Trouble]:
         )
 
 
-def of_payload_store(place: str) -> Iterator[Trouble]:
-    """Say that the payload store of the settings is full, where it is a folder that can be seen from here."""
-    free = free_bytes(place)
-    if free is not None and free < _LEAST_FREE:
+def of_payload_store(url: str) -> Iterator[Trouble]:
+    """Yield a problem if the payload store is a full folder on this machine."""
+    free = free_bytes(url)
+    if free is not None and free < _MIN_FREE:
         yield Trouble(
             kind="payload store full",
-            message=f"The payload store {without_password(place)} has {_megabytes(free)} left. Large arguments are "
+            message=f"The payload store {without_password(url)} has {_megabytes(free)} left. Large arguments are "
             f"refused, and tasks with large results wait until it has room: make some there.",
         )
 
 
 def of_postgres(connections: Connections, transactions: Sequence[LongTransaction], dead_rows: int) -> Iterator[Trouble]:
-    """Say what others do to Postgres."""
-    if connections.used >= _NEARLY * connections.limit:
+    """Yield problems caused by other users of Postgres."""
+    if connections.used >= _WARNING_SHARE * connections.limit:
         yield Trouble(
             kind="connections run out",
             message=f"Postgres has {connections.used} of {connections.limit} connections open. When there are no more, "
             f"enqueue is refused: close some, or raise max_connections.",
         )
-    for held in transactions:
-        who = f"process {held.pid}" if held.pid is not None else "prepared transaction"
-        undo = f"SELECT pg_terminate_backend({held.pid})" if held.pid is not None else "ROLLBACK PREPARED"
-        what = f"{held.application or 'unnamed'}, {held.role}, {held.state}"
-        query = f"; its last statement: {held.query}" if held.query else ""
+    for open_ in transactions:
+        who = f"process {open_.pid}" if open_.pid is not None else "prepared transaction"
+        undo = f"SELECT pg_terminate_backend({open_.pid})" if open_.pid is not None else "ROLLBACK PREPARED"
+        what = f"{open_.application or 'unnamed'}, {open_.role}, {open_.state}"
+        query = f"; its last statement: {open_.query}" if open_.query else ""
         yield Trouble(
             kind="long transaction",
-            message=f"A transaction has been open for {duration(held.age)} and holds back vacuum (dead rows among the "
+            message=f"A transaction has been open for {duration(open_.age)} and holds back vacuum (dead rows among the "
             f"open tasks: {dead_rows:,}): {who} ({what}){query}. End it: {undo}",
         )
 

@@ -1,1 +1,1 @@
-"""Plugins that come with the package: each is an entry point, loaded where it is used, and nothing else imports it."""
+"""Plugins that come with the package. Each is an entry point, loaded on use, and imported by nothing else."""

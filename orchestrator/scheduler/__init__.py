@@ -1,1 +1,1 @@
-"""The one leading scheduler: it applies what workers report and decides what happens next."""
+"""The scheduler: applies the reports of workers, and decides what happens next. One scheduler leads."""

@@ -1,4 +1,4 @@
-"""Become the leader, and stay it only while Postgres agrees."""
+"""Acquire leadership in Postgres, and open the transactions that the term allows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from orchestrator.store.tasks.transitions import Moved, Success
 from orchestrator.store.tasks.waiting import PendingWorkProbe
 
 _IDLE_LEASES = 3.0
-"""Leases without a useful tick after which another scheduler may take a leader's place."""
+"""Leases without a useful tick after which another scheduler may depose the leader."""
 
 
 TICK_LIMIT = 0.8
-"""Of the lease, how long a statement, or a pause in a transaction, may take before Postgres ends it."""
+"""The share of the lease that a statement, or an idle transaction, may take before Postgres ends it."""
 
 
 class TermOver(Exception):
@@ -33,18 +33,18 @@ class TermOver(Exception):
 
 @dataclass
 class Writing:
-    """A transaction of the leader's."""
+    """A write transaction of the leader."""
 
     connection: Connection
     now: datetime
     pending_work: PendingWorkProbe | None
-    """The pending work when it began, if asked for."""
+    """The pending work at the start of the transaction, if requested."""
     cursor: Cursor | None = None
-    """How far it applies events; recorded as it commits."""
+    """The position up to which this transaction applies events; recorded with the commit."""
 
 
 class Leadership:
-    """One process's claim to lead one shard: a term, and the transactions that the term allows."""
+    """One process's claim to lead one shard: its term, and the transactions that the term allows."""
 
     def __init__(
         self,
@@ -68,17 +68,17 @@ class Leadership:
         self._opened_at: float | None = None
         self.term = 0
         self.trouble: str | None = None
-        """Why this leader cannot work: `status` shows it, and others may take over."""
+        """Why this leader cannot work. `status` shows it, and other schedulers may take over."""
 
     @property
     def idle_limit(self) -> float:
-        """Seconds without a useful tick after which another scheduler may take a leader's place."""
+        """Seconds without a useful tick after which another scheduler may depose the leader."""
         return _IDLE_LEASES * self._lease
 
     def acquire(self, *, depose: bool = False, abandoned: datetime | None = None) -> bool:
-        """Try to become leader; `depose` also one that has not been useful for a while.
+        """Try to become the leader. With `depose`, replace even a live leader that has not been useful for a while.
 
-        `abandoned` is the end of a lease that has not been renewed, though it seems to last.
+        `abandoned` is the end of a lease that looks valid but has not been renewed.
         """
         term = leases.acquire(
             self._connect(),
@@ -101,32 +101,31 @@ class Leadership:
         return leases.lease_view(self._connect(), self._shard, self._owner)
 
     def cursor(self) -> Cursor | None:
-        """Return how far events have been applied."""
+        """Return the position up to which events have been applied."""
         with self.reading() as connection:
             return leases.read_cursor(connection, self._shard)
 
     def identity(self) -> str:
-        """Return a name for this life of the database; empty where it has none."""
+        """Return the identity of this database since its creation or last restore; empty if it has none."""
         return leases.identity(self._connect())
 
     def has_claimed(self, task: bytes, attempt: int) -> bool:
-        """Say whether a task has come to an attempt."""
+        """Return whether a task has reached an attempt number."""
         with self.reading() as connection:
             return leases.has_claimed(connection, task, attempt)
 
     def raise_fence(self, writing: Writing, by: int) -> None:
-        """Have the attempts of this and all later terms numbered from far above."""
+        """Number the attempts of this and all later terms from far above the current ones."""
         leases.raise_fence(writing.connection, self._shard, self.term, by)
 
     @contextmanager
     def writing(
         self, monotonic: float, *, with_pending_work: bool = False, may_begin_later: bool = False
     ) -> Iterator[Writing]:
-        """Open the one kind of transaction in which anything is changed; it holds the lease until it ends.
+        """Open the only kind of transaction that changes state. It holds the lease until it ends.
 
-        `with_pending_work` also reads what waits for the leader, which costs no round trip of its own. One that
-        `may_begin_later` begins with its first statement, and its time is counted on from the last answer of Postgres,
-        which is as old as the last renewal at most.
+        `with_pending_work` also reads the work that waits for the leader, without an extra round trip.
+        `may_begin_later` delays BEGIN to the first statement; `now` is extrapolated from Postgres's last answer.
         """
         renew = monotonic >= self._renew_at
         connection = self._connect()
@@ -170,19 +169,19 @@ class Leadership:
     def succeed_and_commit(
         self, connection: Connection, now: datetime, cursor: Cursor, rows: Sequence[Success]
     ) -> list[Moved]:
-        """End tasks and the transaction that has not begun yet, with the cursor: one round trip.
+        """Succeed tasks, record the cursor and commit, all in one round trip, in a transaction that has not begun.
 
-        If that is not all that belongs to their ends, nothing is done, and the transaction is still to begin.
+        If more must follow from the ends of these tasks, change nothing; the transaction can still begin.
         """
         return leases.succeed_and_commit(connection, rows, now, self._shard, cursor)
 
     def commit_with_next(self, connection: Connection, cursor: Cursor) -> None:
-        """Have the next statement commit a transaction that is to begin, with all that waits for it and the cursor."""
+        """Let the next statement begin the transaction, send all gathered statements and the cursor, and commit."""
         leases.commit_with_next(connection, self._shard, cursor)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Open a transaction that only reads."""
+        """Open a read-only transaction."""
         connection = self._connect()
         self._opened_at = time.monotonic()
         try:
@@ -196,29 +195,29 @@ class Leadership:
 
     @property
     def took(self) -> float:
-        """Seconds since the transaction began that is open, or that has just failed."""
+        """Seconds since the open transaction began, or the one that has just failed."""
         return 0.0 if self._opened_at is None else time.monotonic() - self._opened_at
 
     def release(self) -> None:
-        """Give the lease up, so that a standby takes over at once."""
+        """Release the lease, so that a standby takes over at once."""
         leases.release(self._connect(), self._shard, self.term)
 
     def disconnect(self) -> None:
-        """Drop the connection, whatever state it is in; the next use opens another."""
+        """Drop the connection, whatever its state. The next use opens another."""
         if self._connection is not None:
             self._connection.invalidate()
             self._connection.close()
             self._connection = None
 
     def _connect(self) -> Connection:
-        """Return the connection. To SQLAlchemy its life is one transaction; Postgres is told where each one ends."""
+        """Return the connection. SQLAlchemy sees a single transaction; BEGIN and COMMIT are sent by hand."""
         if self._connection is not None and self._connection.invalidated:
             self.disconnect()
         if self._connection is None:
-            # BEGIN and COMMIT are sent by hand, with the statements beside them: the driver would send them alone.
+            # BEGIN and COMMIT are sent by hand, together with other statements: the driver would send them alone.
             connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-            # A leader that is stopped in mid-transaction must lose its locks before its lease runs out. And its
-            # statements probe indexes for batches whose size the planner cannot know: docs/hot-tables.md.
+            # A leader that is suspended in a transaction must lose its locks before its lease expires. Its statements
+            # probe indexes for batches whose size the planner cannot know: docs/hot-tables.md.
             limit = int(1_000 * TICK_LIMIT * self._lease)
             connection.exec_driver_sql(
                 f"SET lock_timeout = {limit}; SET statement_timeout = {limit}; "
@@ -234,6 +233,5 @@ class Leadership:
 
 
 def _roll_back(connection: Connection) -> None:
-    """End what was begun by hand and has not come to its end."""
     if not connection.invalidated:
         roll_back(connection)

@@ -1,13 +1,11 @@
-"""Serve the lanes: learn which have ready tasks, and share each queue's room among them.
+"""Serve the lanes: track which have ready tasks, and share each queue's room among them.
 
-A limit counts running code. An attempt that was cancelled, or that timed out and did not end, is no longer in the rows,
-but counts in its lane until no worker lists it: until then it *lingers*. One that no heartbeat has listed yet may have
-just been received: it lingers for a whole TTL.
+A limit counts running code. A cancelled or timed-out attempt whose code has not ended has no row in flight anymore, but
+*lingers* in its lane until no worker lists it. An attempt not listed yet lingers for a whole TTL.
 
-Everything cached here is read from Postgres when a leader takes over or a tick is rolled back: lanes from an index,
-tasks in flight by counting them, rates from the table of buckets. The limits are exact because only the leader claims.
-A task that was dispatched under a rate must be reported as begun (`domain/limits/lane_limits.py`); the rows say which
-are not: they are dispatched, and not running.
+All caches here are read from Postgres after a takeover or a rollback: lanes from an index, tasks in flight by counting
+them, rates from the table of buckets. The limits are exact because only the leader claims. A worker must report the
+start of a task under a rate (`domain/limits/lane_limits.py`); until then its row is dispatched and not running.
 """
 
 from __future__ import annotations
@@ -40,59 +38,59 @@ from orchestrator.store.tasks import waiting
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.waiting import InFlight
 
-_ROUNDS = 4
-"""How often a tick goes round the lanes, if less than half of the room was used, before it lets the next one go on."""
-_SLICE = 500
-"""Lanes that one tick reads."""
-_SET_BACK = timedelta(seconds=0.2)
-"""By how much Postgres's clock must go back to be said to have been set back."""
-_ELSEWHERE = 0.1
-"""Seconds between two looks at limits of which other shards hold something."""
-_ANYTHING = 1_000_000_000
-"""What a shard may hold that has not said it."""
-_MOST_DOUBTS = 500
-"""Lanes of a queue of which is asked at once what they have left."""
+_MAX_CLAIMS = 4
+"""Claims in one tick, at most, while they have used less than half of the room."""
+_MAX_LANES_READ = 500
+"""Lanes read in one tick, at most."""
+_MIN_CLOCK_SETBACK = timedelta(seconds=0.2)
+"""The smallest backward step of Postgres's clock that counts as the clock being set back."""
+_SHARED_POLL_INTERVAL = 0.1
+"""Seconds between two reads of limits that other shards hold too."""
+_UNKNOWN_USAGE = 1_000_000_000
+"""The assumed usage by a shard that has not published its own."""
+_MAX_STOCK_READS = 500
+"""Lanes of one queue whose stock of ready tasks is read at once, at most."""
 
 
 class LaneService(CommitHooks):
     """The leader's view of all lanes."""
 
     def __init__(self, shard: int | None = None, shards: int = 1) -> None:
-        """With several shards, that of the leader, and how many there are."""
+        """With several shards, `shard` is the leader's, and `shards` their number."""
         self._shard, self._shards = shard, shards
         self.queues_held: Callable[[Transaction], Mapping[str, int]] = lambda _: {}
-        """Returns what is in flight of queues with limits, by the names of their buckets."""
+        """Returns the tasks in flight of queues with limits, by bucket name."""
         self.held: Callable[[], Set[Attempt]] = frozenset
-        """Returns what workers listed in the last look."""
+        """Returns the attempts that workers listed in the last fleet check."""
         self._last_claim: datetime | None = None
         self.queue_rates: dict[str, Rate] = {}
         """Rates of whole queues."""
         self.rolled_back()
 
     def rolled_back(self) -> None:
-        """Start again from what Postgres says. So does a leader that has just begun."""
+        """Discard everything cached; the next tick reads it from Postgres. A new leader starts in the same way."""
         self.buckets = Buckets()
         self._lanes = Lanes(self.buckets)
         self._unheard = Unheard(self.buckets)
         self._is_stale = True
         self._read_after: tuple[str, str] | None = ("", "")
-        """After which lane reading goes on; None once all have been read."""
+        """The lane after which reading continues; None once all lanes are read."""
         self._has_more = False
         self._lingering: dict[Attempt, str] | None = None
-        """Lanes of attempts that have ended and whose code may still run; None until the fleet has been looked at."""
+        """Lanes of ended attempts whose code may still run; None until the first fleet check."""
         self._unlisted: dict[Attempt, float] = {}
-        """Those of them that no worker has listed yet, and since which look."""
-        self._told: dict[str, int] | None = None
-        """What other shards are told that this one holds; None until it is read."""
+        """Lingering attempts that no worker lists, and the `fair_time` since when."""
+        self._published_usage: dict[str, int] | None = None
+        """The usage of limits that this shard has published; None until it is read."""
         self.elsewhere: dict[str, int] = {}
-        """What they hold of limits that were looked at in this tick."""
+        """The usage by other shards of the limits examined in this tick."""
         self.is_locked = False
-        """Limits are locked until this tick is committed."""
+        """Rows of limits are locked until this tick commits."""
 
-    # -- what is ready and what is in flight
+    # -- ready tasks and tasks in flight
 
     def recount(self, in_flight: Sequence[InFlight]) -> None:
-        """Start from what is in flight of lanes and of queues with rates."""
+        """Count the tasks in flight of lanes, and of queues with rates."""
         lanes = [task.lane for task in in_flight if task.lane is not None]
         unknown = {lane for lane in set(lanes) if self._lanes.options_of(lane) is None}
         not_begun = list(self._not_begun(in_flight, unknown))
@@ -101,7 +99,7 @@ class LaneService(CommitHooks):
         self._lanes.recount([*lanes, *(self._lingering or {}).values()])
 
     def _not_begun(self, in_flight: Sequence[InFlight], unknown: Set[str]) -> Iterator[tuple[Attempt, Handed]]:
-        """Yield what was handed out under a rate and has not begun, or may have been."""
+        """Yield attempts dispatched under a rate that have not begun, including those of lanes with unknown options."""
         now = 0.0 if self._last_claim is None else self._last_claim.timestamp()
         for task in in_flight:
             if task.status != "dispatched" or task.is_execution:
@@ -116,17 +114,17 @@ class LaneService(CommitHooks):
                 yield (task.id, task.attempt), Handed(now - task.age, task.lane, buckets)
 
     def release_stopped(self, tx: Transaction, fleet: Fleet) -> None:
-        """After a look at the fleet: let go of the attempts whose code has stopped, and of rates that allow all again.
+        """After a fleet check, release attempts whose code has stopped, and buckets that are full again.
 
-        A new leader takes everything that workers hold and that is not in flight for lingering at first.
+        A new leader first treats every attempt that a worker lists and that is not in flight as lingering.
         """
         self.buckets.forget_full(tx.now.timestamp())
         if self._lingering == {} or not fleet.is_in_view:
             return
         held = fleet.held()
         if self._lingering is None:
-            over = list(held - waiting.current(tx.connection, list(held))) if held else []
-            self._lingering = store.lanes_of(tx.connection, over) if over else {}
+            ended = list(held - waiting.current(tx.connection, list(held))) if held else []
+            self._lingering = store.lanes_of(tx.connection, ended) if ended else {}
             for lane in self._lingering.values():
                 self._lanes.took_off(lane)
         for attempt in [*self._lingering]:
@@ -139,11 +137,11 @@ class LaneService(CommitHooks):
                 self._lanes.landed(self._lingering.pop(attempt))
 
     def read_all(self) -> None:
-        """Look through all lanes: many have changed."""
+        """Read all lanes again, because many have changed."""
         self._read_after = ("", "")
 
     def arrive(self, tx: Transaction, tasks: Sequence[tuple[bytes, bool]]) -> None:
-        """Take note of tasks that are ready; each is marked if it is the first of several."""
+        """Record tasks that became ready. Each is marked if it is the first of several."""
         for task in store.arrived(tx.connection, tasks):
             options = parse_options(task.options)
             if task.is_ready:
@@ -152,64 +150,63 @@ class LaneService(CommitHooks):
                 self._lanes.was_overtaken(task.queue, task.lane, task.priority, options)
 
     def refresh(self, tx: Transaction) -> None:
-        """Before claiming: read what is not known, and count what has landed."""
+        """Before a claim, read unknown lanes and count the tasks that left flight."""
         self._has_more = False
-        if self._last_claim is not None and tx.now < self._last_claim - _SET_BACK:
-            self.rolled_back()  # what sleeps until a time of the other clock would oversleep
+        if self._last_claim is not None and tx.now < self._last_claim - _MIN_CLOCK_SETBACK:
+            self.rolled_back()  # due times of the old clock would be too late
         self._last_claim = tx.now
         if self._is_stale:
             self.buckets.due.update(store.buckets(tx.connection))
             self.recount(waiting.in_flight(tx.connection))
             self._is_stale = False
             tx.result.capacity.left_lanes.clear()
-            for *attempt, lane in tx.result.capacity.lingering:  # which the rows do not count any more
+            for *attempt, lane in tx.result.capacity.lingering:  # rows in flight no longer count these
                 if tuple(attempt) not in (self._lingering or {}):
                     self._lanes.took_off(lane)
-        self._hear(tx.result, tx.now.timestamp())
+        self._note_begun(tx.result, tx.now.timestamp())
         self.committed(tx.result)
         if self._read_after is None and self._lanes.should_read():
             self.read_all()
         if self._read_after is not None:
-            transaction.attempt(tx, "read keys with tasks", self._read, _SLICE)
+            transaction.attempt(tx, "read keys with tasks", self._read, _MAX_LANES_READ)
         if self._unheard:
             self._unheard.complete(self._lanes.options_of)
         if self._shard is not None:
             self._share(tx, self._shard)
 
     def _share(self, tx: Transaction, shard: int) -> None:
-        """Lock the limits that this tick may use, and read what other shards hold of them."""
+        """Lock the limits that this tick may use, and read the usage of other shards."""
         names = {*self._lanes.limited(), *self.queues_held(tx), *map(limited_by, self.buckets.changed)}
         self.is_locked = bool(names)
         buckets = [bucket for name in names for bucket in (name, lane_bucket(name), gate_bucket(name))]
         self.elsewhere, due = store.lock(tx.connection, shard, [*names], buckets) if names else ({}, {})
         if names and self.elsewhere.pop(store.TAKES_PART, 0) < self._shards - 1:
-            self.elsewhere = dict.fromkeys(names, _ANYTHING)
+            self.elsewhere = dict.fromkeys(names, _UNKNOWN_USAGE)
         mine = self.buckets.due
         mine.update({name: max(at, mine.get(name, 0.0)) for name, at in due.items()})
         self._lanes.share(self.elsewhere)
-        self._tell(tx, shard)
+        self._publish_usage(tx, shard)
 
-    def _tell(self, tx: Transaction, shard: int) -> None:
-        """Tell other shards what this one holds."""
-        if self._told is None:
-            self._told = store.mine(tx.connection, shard)
+    def _publish_usage(self, tx: Transaction, shard: int) -> None:
+        """Publish this shard's usage of limits to other shards."""
+        if self._published_usage is None:
+            self._published_usage = store.mine(tx.connection, shard)
         held = {store.TAKES_PART: 1, **self._lanes.held(), **self.queues_held(tx)}
-        changed = {name: held.get(name, 0) for name in held.keys() | self._told.keys()}
-        changed = {name: number for name, number in changed.items() if number != self._told.get(name, 0)}
+        changed = {name: held.get(name, 0) for name in held.keys() | self._published_usage.keys()}
+        changed = {name: number for name, number in changed.items() if number != self._published_usage.get(name, 0)}
         if changed:
             store.save(tx.connection, shard, changed)
-            self._told = {name: number for name, number in held.items() if number > 0}
+            self._published_usage = {name: number for name, number in held.items() if number > 0}
 
     def _read(self, tx: Transaction, most: int) -> None:
-        """Go on looking through all lanes, with so many of them."""
         heads = store.lanes_after(tx.connection, *(self._read_after or ("", "")), most)
         for head in heads:
             self._lanes.learn(head.queue, head.lane, head.stock, parse_options(head.options))
         self._read_after = (heads[-1].queue, heads[-1].lane) if len(heads) == most else None
 
     def committed(self, tick: TickResult) -> None:
-        """Count what is no longer in flight, unless that was done before claiming."""
-        self._hear(tick)
+        """Count tasks that left flight, unless that was done before the claim."""
+        self._note_begun(tick)
         if not (tick.capacity.left_lanes or tick.capacity.lingering):
             return
         for lane, number in Counter(tick.capacity.left_lanes).items():
@@ -225,8 +222,8 @@ class LaneService(CommitHooks):
                 self._unlisted[task, attempt] = math.inf
         tick.capacity.lingering.clear()
 
-    def _hear(self, tick: TickResult, now: float | None = None) -> None:
-        """Take note of what has begun, or is no longer in flight."""
+    def _note_begun(self, tick: TickResult, now: float | None = None) -> None:
+        """Record attempts that have begun, or are no longer in flight."""
         if not self._unheard:
             return
         ended = ((task.id, task.attempt) for task in tick.outgoing.moved if task.state != "dispatched")
@@ -238,25 +235,25 @@ class LaneService(CommitHooks):
     # -- claiming
 
     def serves(self, queue: str) -> bool:
-        """Say whether a queue has lanes with something in them."""
+        """Return whether a queue has lanes with ready tasks."""
         return self._lanes.has(queue)
 
     def served(self) -> Iterator[str]:
-        """Yield the queues that have lanes with something in them."""
+        """Yield the queues that have lanes with ready tasks."""
         return self._lanes.filled()
 
     def claim(self, tx: Transaction, rooms: dict[str, int]) -> list[Claimed]:
-        """Claim what fits into each queue's room, by turns."""
+        """Claim as many tasks as each queue has room for, taking turns among lanes."""
         claimed: list[Claimed] = []
         now = tx.now.timestamp()
         enough = sum(rooms.values()) // 2
-        for _ in range(_ROUNDS):
+        for _ in range(_MAX_CLAIMS):
             shares = self._allot(tx, rooms, now)
             found = store.claim(tx.connection, shares, tx.now) if shares else []
             if len(found) < sum(share.turns for share in shares):
-                self._take_back(shares, found, now)
+                self._return_unused(shares, found, now)
             claimed.extend(found)
-            self._expect(found, now)
+            self._await_begin(found, now)
             for queue, count in Counter(task.queue for task in found).items():
                 rooms[queue] -= count
             self._has_more = any(room > 0 and self._lanes.has_next(queue, now) for queue, room in rooms.items())
@@ -268,23 +265,22 @@ class LaneService(CommitHooks):
         queues = [queue for queue, room in rooms.items() if room > 0 and self._lanes.has(queue)]
         if not queues:
             return []
-        in_doubt = [(queue, lane) for queue in queues for lane in self._lanes.in_doubt(queue, _MOST_DOUBTS)]
+        in_doubt = [(queue, lane) for queue in queues for lane in self._lanes.in_doubt(queue, _MAX_STOCK_READS)]
         ready = store.read_ready(tx.connection, queues, in_doubt, sum(rooms[queue] for queue in queues))
         for (queue, lane), stock in ready.stocks.items():
             self._lanes.learn(queue, lane, stock)
         plain = ready.plain
         return [share for queue in queues for share in self._lanes.allot(queue, rooms[queue], plain.get(queue), now)]
 
-    def _take_back(self, shares: Sequence[Share], found: Sequence[Claimed], now: float) -> None:
-        """Take back unused turns."""
+    def _return_unused(self, shares: Sequence[Share], found: Sequence[Claimed], now: float) -> None:
         used = Counter((task.queue, task.lane) for task in found)
         for share in shares:
             unused = share.turns - used[share.queue, share.lane]
             if share.lane is not None and unused:
                 self._lanes.give_back(share.queue, share.lane, unused, now)
 
-    def _expect(self, found: Sequence[Claimed], now: float) -> None:
-        """Take note of the tasks of which it has to be heard that they have begun."""
+    def _await_begin(self, found: Sequence[Claimed], now: float) -> None:
+        """Remember the claimed tasks whose start a worker must report."""
         if not self.buckets.unheard:
             return
         for task in found:
@@ -294,7 +290,7 @@ class LaneService(CommitHooks):
                 self._unheard.add((task.id, task.attempt), handed)
 
     def spend_of_queue(self, queue: str, tasks: Sequence[Claimed], now: float) -> None:
-        """Note that so many tasks of a queue that has a rate are handed out."""
+        """Spend the rate of a queue for dispatched tasks."""
         bucket, rate = queue_bucket(queue), self.queue_rates[queue]
         self.buckets.spend(bucket, rate, now, len(tasks))
         for task in tasks:
@@ -303,29 +299,29 @@ class LaneService(CommitHooks):
                 self._unheard.add((task.id, task.attempt), Handed(now, task.lane, ((bucket, rate),)))
 
     def refuse(self, task: Claimed) -> None:
-        """A claimed task was put back at once."""
+        """Note that a claimed task was returned at once."""
         if task.lane is not None:
             self._unheard.hear((task.id, task.attempt))
             self._lanes.refuse(task.queue, task.lane)
 
     def save(self, tx: Transaction) -> None:
-        """Save the rates that were used, and what other shards are to know."""
+        """Save the used rates, and publish this shard's usage of limits."""
         if self.buckets.changed:
             store.save_buckets(tx.connection, {name: self.buckets.due[name] for name in self.buckets.changed})
             self.buckets.changed.clear()
         if self._shard is not None:
-            self._tell(tx, self._shard)
+            self._publish_usage(tx, self._shard)
 
     @property
     def is_shared(self) -> bool:
-        """Say whether other shards wait for what this one holds."""
-        return self._told is not None and len(self._told) > 1  # it holds something, and takes part
+        """Return whether other shards depend on limits that this shard uses."""
+        return self._published_usage is not None and len(self._published_usage) > 1  # more than its own registration
 
     def due_in(self, now: float) -> float | None:
-        """Return the seconds until there is work that no message announces."""
+        """Return the seconds until lanes have work that no message announces."""
         if self._read_after is not None or self._has_more:
             return 0.0
-        if self.elsewhere:  # nobody tells when another shard has room
-            return _ELSEWHERE
+        if self.elsewhere:  # nothing announces that another shard has room
+            return _SHARED_POLL_INTERVAL
         due = self._lanes.next_due(now)
         return None if due is None else max(0.0, due - now)

@@ -1,7 +1,7 @@
-"""The leader's talk with Redis: what came in, and what goes out after a commit.
+"""The leader's side of Redis: read events, and publish after a commit.
 
-While Redis is away, ticks go on without it. While it only refuses writes, events are still read and applied: if they
-are what fills it, that makes room.
+While Redis is down, ticks continue without it. While it only refuses writes, events are still applied, which may free
+memory.
 """
 
 from __future__ import annotations
@@ -38,60 +38,62 @@ from orchestrator.transport.leader.queues import StreamsDamaged
 from orchestrator.transport.leader.streams import MOST_BYTES, NO_CHANGES, Inbound, LeaderStreams
 from orchestrator.transport.quarantine import Refused
 
-_MOST_BYTES = 8_000_000
-"""Of the entries that are kept for listeners that come back."""
-_MOST_ENTRIES = 20_000
+_MAX_LOG_BYTES = 8_000_000
+"""Bytes of entries kept for listeners that reconnect, at most."""
+_MAX_LOG_ENTRIES = 20_000
 
 
 class ChangeLog:
-    """What has been published in this term."""
+    """Encodes the changes published in this term for listeners of live events."""
 
     def __init__(self) -> None:
         self._is_watched = False
         self._generation: str | None = None
-        """The generation since a first entry, without gaps; None if another first entry is needed."""
+        """The generation with a first entry and no gap since; None if another first entry is needed."""
         self._workers: dict[str, str] = {}
-        self._moved_workers: list[WorkerChange] = []
+        self._changed_workers: list[WorkerChange] = []
         self._sizes: deque[int] = deque()
-        """Sizes of the entries since the first one: earlier entries are not needed."""
+        """Sizes of the entries since the first one. Earlier entries are not needed."""
         self._size = 0
 
-    def look(self, is_watched: bool, beats: Iterable[Heartbeat]) -> None:
-        """Note whether somebody listens, and the live workers."""
+    def observe(self, is_watched: bool, beats: Iterable[Heartbeat]) -> None:
+        """Record whether anybody listens, and which workers live."""
         self._is_watched = is_watched
         if not is_watched:
             self.interrupted()
             return
         now = {beat.worker: _state(beat) for beat in beats}
         changed = [WorkerChange(worker, state) for worker, state in now.items() if self._workers.get(worker) != state]
-        self._moved_workers += changed + [WorkerChange(worker, "gone") for worker in self._workers if worker not in now]
+        self._changed_workers += changed + [
+            WorkerChange(worker, "gone") for worker in self._workers if worker not in now
+        ]
         self._workers = now
 
     def interrupted(self) -> None:
-        """Note a possible gap."""
+        """Note a possible gap in the published changes."""
         self._generation = None
 
     def of(self, generation: str, tick: TickResult) -> tuple[bytes, int]:
-        """Return the entry of a commit, and how many entries are kept for listeners that reconnect."""
+        """Return the entry for a commit, and how many entries to keep for listeners that reconnect."""
         if not self._is_watched or not generation:
             return NO_CHANGES
         if self._generation != generation:
             self._generation = generation
-            self._moved_workers.clear()
+            self._changed_workers.clear()
             self._sizes.clear()
             self._size = 0
             return self._entry(Changes(generation, is_first=True))
         tasks, runs, queues_changed = _tasks(tick.outgoing), _runs(tick.outgoing), tick.wake.queues_changed
-        if not (tasks or runs or self._moved_workers or queues_changed):
+        if not (tasks or runs or self._changed_workers or queues_changed):
             return NO_CHANGES
-        workers, self._moved_workers = self._moved_workers, []
+        workers, self._changed_workers = self._changed_workers, []
         return self._entry(Changes(generation, False, tasks, runs, workers, queues_changed))
 
     def _entry(self, changes: Changes) -> tuple[bytes, int]:
         body = encode(changes)
         self._sizes.append(len(body))
         self._size += len(body)
-        while len(self._sizes) > _MOST_ENTRIES or (self._size > _MOST_BYTES and len(self._sizes) > 1):
+        while len(self._sizes) > _MAX_LOG_ENTRIES or (self._size > _MAX_LOG_BYTES and len(self._sizes) > 1):
             self._size -= self._sizes.popleft()
         return body, len(self._sizes)
 
@@ -101,7 +103,7 @@ def _state(beat: Heartbeat) -> str:
 
 
 def _tasks(outgoing: Outgoing) -> list[TaskChange]:
-    """Return the tasks that moved; what came back may have been claimed again in the same commit."""
+    """Return the tasks that changed state. A returned task may have been claimed again at once."""
     moved = [
         TaskChange(task.id, task.queue, task.name, task.state, task.attempt, task.run_id)
         for task in outgoing.moved
@@ -115,7 +117,6 @@ def _tasks(outgoing: Outgoing) -> list[TaskChange]:
 
 
 def _runs(outgoing: Outgoing) -> list[RunChange]:
-    """Return the runs that have begun or ended, and those of which something else has changed."""
     rows = {run.id: RunChange(run.id, run.status, run.workflow) for run in outgoing.runs}
     turns = (task.id for task in outgoing.moved if task.is_turn_task)
     others = {run: RunChange(run) for run in (*outgoing.counted, *turns) if run not in rows}
@@ -125,23 +126,24 @@ def _runs(outgoing: Outgoing) -> list[RunChange]:
 log = get_logger("scheduler")
 
 BUNDLE_BYTES = 1_000_000
-"""Most bytes of payload in one message, unless one task alone has more."""
+"""Bytes of payload in one message, at most. A single larger task has a message of its own."""
 _PAUSE = 0.5
 """Seconds before Redis is tried again."""
 FAILURES = (StreamsDamaged, *transport.UNAVAILABLE)
-"""Errors of Redis with which the leader goes on."""
-_MOST_READS = 20
-"""Batches that are read at once where all events are wanted."""
-_SHORT = 0.001
-"""Seconds; tasks that take less are run one after another by their process (`workers/running/threads.py`)."""
-_AHEAD = 2
+"""Errors of Redis after which the leader continues."""
+_MAX_READS = 20
+"""Batches read in a row when all events are wanted, at most."""
+_SHORT_TASK = 0.001
+"""Seconds below which a task is short. A worker process runs short tasks one after another
+(`workers/running/threads.py`)."""
+_BUNDLES_PER_PROCESS = 2
 """Bundles of short tasks for each process: it receives one while it runs another."""
-_SHARED = 10
-"""So many fields of a claimed task are the first of a message, which is encoded as an array."""
+_PLAIN_FIELDS = 10
+"""The number of leading fields of a claimed task that form a plain message, which is encoded as an array."""
 
 
-def miss_redis(outage: Outage, leadership: Leadership, error: Exception) -> None:
-    """Log that Redis cannot be used."""
+def report_redis_outage(outage: Outage, leadership: Leadership, error: Exception) -> None:
+    """Log that Redis cannot be used, and record it as the leader's trouble."""
     reason = transport.describe(error)
     outage.failed(reason)
     leadership.trouble = f"it cannot use Redis: {reason}"
@@ -149,7 +151,7 @@ def miss_redis(outage: Outage, leadership: Leadership, error: Exception) -> None
 
 @dataclass
 class Link(CommitHooks):
-    """Knows whether Redis can be read and written."""
+    """Reads events from Redis, publishes to it, and tracks whether it can be read and written."""
 
     streams: LeaderStreams
     leadership: Leadership
@@ -162,13 +164,13 @@ class Link(CommitHooks):
     batch: int
     monotonic: Callable[[], float]
     has_spans: bool = False
-    """Turns of code stand below the spans of their runs."""
+    """Turns of code have spans below those of their runs."""
     _read_at: float = 0.0
     _write_at: float = 0.0
-    """When it may be tried again."""
+    """The monotonic time at which a write may be tried again."""
     _last_claimed: Attempt | None = None
     _short: dict[str, float] = field(default_factory=dict)
-    """Queues with short tasks, and how long these take: it rises at once, and falls slowly."""
+    """Queues with short tasks, and the duration of a task in seconds: it rises at once and falls slowly."""
 
     @property
     def can_read(self) -> bool:
@@ -180,13 +182,13 @@ class Link(CommitHooks):
 
     @property
     def has_pages(self) -> bool:
-        """Say whether there are pages of histories to send at once."""
+        """Return whether pages of histories are waiting to be sent."""
         return self.paging.is_busy and self.can_write
 
     def failed(self, error: Exception, *, is_look: bool = False) -> None:
-        """Take note of one of `FAILURES`: Redis is left alone for a while, or its streams are begun anew.
+        """Handle one of `FAILURES`: pause the use of Redis, or begin a new generation of streams.
 
-        Only a failed look puts off the next: each tick may fail to publish, and a look finds out that Redis is another.
+        Only a failed fleet check postpones the next check. A failed publish does not.
         """
         self.changes.interrupted()
         if isinstance(error, StreamsDamaged):
@@ -195,7 +197,7 @@ class Link(CommitHooks):
             self.generations.give_up()
             self.watch.due_at = 0.0
             return
-        miss_redis(self.outage, self.leadership, error)
+        report_redis_outage(self.outage, self.leadership, error)
         self._write_at = self.monotonic() + _PAUSE
         if not isinstance(error, transport.REFUSED):
             self._read_at = self._write_at
@@ -203,34 +205,34 @@ class Link(CommitHooks):
         self.watch.due_at = self._write_at if is_look else min(self.watch.due_at, self._write_at)
 
     def worked(self) -> None:
-        """Redis was read and written."""
+        """Note that Redis was read and written."""
         self.outage.worked()
         self.leadership.trouble = None
 
     def committed(self, tick: TickResult) -> None:
-        """Remember an attempt of the last commit that made some, and which queues have short tasks."""
+        """Remember the last attempt that was claimed, and which queues have short tasks."""
         if claimed := tick.outgoing.claimed:
             self._last_claimed = Attempt(claimed[-1].id, claimed[-1].attempt)
-        for queue, seconds, _ in tick.counts.ran:
-            if seconds < _SHORT:
-                self._short[queue] = max(seconds, 0.9 * self._short.get(queue, _SHORT))
+        for queue, seconds, _ in tick.counts.durations:
+            if seconds < _SHORT_TASK:
+                self._short[queue] = max(seconds, 0.9 * self._short.get(queue, _SHORT_TASK))
             else:
                 self._short.pop(queue, None)
 
-    def _spread(self, queue: str) -> int:
-        """Return over how many bundles a line of this queue is spread."""
+    def _bundle_count(self, queue: str) -> int:
+        """Return over how many bundles the tasks of this queue are spread."""
         slots = self.fleet.slots(queue)
-        return min(slots, _AHEAD * self.fleet.processes(queue)) if queue in self._short else slots
+        return min(slots, _BUNDLES_PER_PROCESS * self.fleet.processes(queue)) if queue in self._short else slots
 
     # -- in
 
     def read(self, until: float | None) -> Inbound:
-        """Read events: one batch, waiting for the first until a time; or all there are, without waiting."""
+        """Read one batch of events, waiting for the first until a deadline; without one, read all there are."""
         gathered = Inbound()
         try:
             generation, position, _ = self.generations.cursor
             block = 0.0 if until is None else until - self.monotonic()
-            for number in range(_MOST_READS if until is None else 1):
+            for number in range(_MAX_READS if until is None else 1):
                 inbound = self.streams.read(generation, position, self.batch, block)
                 if number:
                     inbound = Inbound(
@@ -250,13 +252,13 @@ class Link(CommitHooks):
             self.failed(error)
         if gathered.fleet_changed:
             self.watch.due_at = 0.0
-        self.watch.heard_of(gathered.stopped)
+        self.watch.note_stopped(gathered.stopped)
         return gathered
 
     # -- out
 
     def publish(self, tick: TickResult, now: float, *, moved_on: bool) -> None:
-        """After a commit: dispatch, withdraw and notify; `moved_on` if events were applied."""
+        """Dispatch, withdraw and notify after a commit. `moved_on` says that events were applied."""
         try:
             self._publish(tick, now, moved_on)
         except FAILURES as error:
@@ -273,7 +275,7 @@ class Link(CommitHooks):
             self.streams.publish(
                 generation,
                 self.leadership.term,
-                messages(claimed, self._spread, now, has_spans=self.has_spans),
+                messages(claimed, self._bundle_count, now, has_spans=self.has_spans),
                 position if has_progress else None,
                 outgoing.ended,
                 encode(None if moved_on else self._last_claimed),
@@ -289,17 +291,17 @@ class Link(CommitHooks):
             for queue, entries in withdrawn.items():
                 self.streams.queues.withdraw(generation, queue, entries)
         self.set_aside(outgoing.set_aside)
-        self.watch.give_orders()
+        self.watch.send_orders()
         if self.has_pages:
             self.paging.send(self.leadership.reading, self.streams.pages, self._push)
 
     def _push(self, claimed: Sequence[Claimed]) -> None:
         generation, term, last = self.generations.cursor.generation, self.leadership.term, encode(self._last_claimed)
-        found = messages(claimed, self._spread, has_spans=self.has_spans)
+        found = messages(claimed, self._bundle_count, has_spans=self.has_spans)
         self.streams.publish(generation, term, found, claimed=last)
 
     def set_aside(self, refused: Sequence[Refused]) -> None:
-        """Keep what could not be applied, for people to look at."""
+        """Quarantine events that could not be applied, for people to examine."""
         if refused:
             first = refused[0]
             log.error("event.quarantined events=%d first=%s error=%s", len(refused), first.source, first.error)
@@ -309,7 +311,7 @@ class Link(CommitHooks):
 def messages(
     claimed: Sequence[Claimed], spread: Callable[[str], int], now: float = 0.0, *, has_spans: bool = False
 ) -> dict[str, list[bytes]]:
-    """Return the claimed tasks as messages by queue. A long line is bundled; a short one is spread."""
+    """Encode the claimed tasks as messages by queue. Many tasks are bundled; few are spread over the workers."""
     by_queue: dict[str, list[Claimed]] = defaultdict(list)
     for task in claimed:
         by_queue[task.queue if task.to is None else private_queue(task.to)].append(task)
@@ -324,7 +326,7 @@ def messages(
                 bundles.append([])
                 room, weight = size, len(task.payload)
             is_plain = task.run_id is None and task.details is None and task.trace is None
-            bundles[-1].append(task[:_SHARED] if is_plain else _message(task, now, has_spans))
+            bundles[-1].append(task[:_PLAIN_FIELDS] if is_plain else _message(task, now, has_spans))
             room -= 1
         found[queue] = [encode(bundle) for bundle in bundles]
     return found
@@ -332,7 +334,7 @@ def messages(
 
 def _message(task: Claimed, now: float, has_spans: bool) -> Dispatch:
     trace = task.trace
-    if trace is not None and task.is_turn_task and has_spans:  # the client that created it did not know that
+    if trace is not None and task.is_turn_task and has_spans:  # the client that created the run did not know that
         trace = below(trace, run_span(task.id))
     return Dispatch(
         task.id,

@@ -1,4 +1,4 @@
-"""A scheduler's life: it leads while it can, and stands by while it cannot. What a leader does is in `term.py`."""
+"""The main loop of a scheduler: lead while it holds the lease (`term.py`), stand by otherwise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy import Engine, exc
 
 from orchestrator.scheduler.budget import Pace
 from orchestrator.scheduler.leadership import TICK_LIMIT, Leadership, TermOver
-from orchestrator.scheduler.link import miss_redis
+from orchestrator.scheduler.link import report_redis_outage
 from orchestrator.scheduler.meter import Meter
 from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.term import Term
@@ -24,18 +24,18 @@ from orchestrator.transport import connection as transport
 from orchestrator.transport.leader.streams import LeaderStreams
 from orchestrator.transport.leader.terms import Deposed, TermForgotten
 
-_OTHERS_FIRST = 2.0
-"""Leases for which a free lease is left to schedulers that could do the work."""
-_PROVES_FIT = 2.0
-"""Leases for which one must have been able to do the work that the leader does not: both may have suffered the same."""
-_ABANDONED = 10.0
-"""Leases without a renewal after which it counts as free."""
-_STANDS_BACK = 10.0
-"""Leases for which one stands back that has failed."""
+_UNFIT_DELAY = 2.0
+"""Leases that an unfit process waits after a lease has expired, so that a fit scheduler takes it first."""
+_FITNESS_PROOF = 2.0
+"""Leases for which a standby must stay fit before it deposes an idle leader. An outage may affect both of them."""
+_ABANDONED_AFTER = 10.0
+"""Leases without a renewal after which a lease counts as free."""
+_FAILURE_COOLDOWN = 10.0
+"""Leases for which a process that failed as leader does not try again."""
 
 
 class Candidacy:
-    """Decides for one process, whenever it does not lead."""
+    """Decides whether a process that does not lead should try to acquire the lease."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class Candidacy:
         self._streams = streams
         self._lease = lease
         self._monotonic = monotonic
-        self._back_until: float | None = None
+        self._cooldown_until: float | None = None
         self._fit_since: float | None = None
-        """Since when this process could do what the leader does not."""
-        self._seen: tuple[datetime, float] | None = None
-        """When the lease ends, and since when it has been seen to."""
+        """The monotonic time since which this process could do the work that the leader fails to do."""
+        self._lease_seen: tuple[datetime, float] | None = None
+        """The end of the lease, and the monotonic time at which that end was first seen."""
         self._pause = 0.0
-        self._said = False
+        self._has_warned = False
 
-    def stand(self) -> bool:
-        """Try to become leader, if that is a good idea now."""
+    def try_to_lead(self) -> bool:
+        """Acquire the lease if this process should lead now. Return whether it leads."""
         leadership, lease = self._leadership, self._lease
         lease_view = leadership.lease_view()
         self._pause = min(max(lease_view.remaining, 0.05), lease / 3)
@@ -66,46 +66,46 @@ class Candidacy:
         is_abandoned = self._is_abandoned(lease_view.expires_at)
         is_free, idle = lease_view.remaining <= 0 or is_abandoned, lease_view.idle or 0.0
         if not is_free and idle <= lease:
-            self._fit_since, self._said = None, False
+            self._fit_since, self._has_warned = None, False
             return False
         reason = self._unfitness()
         if reason is None:
             self._fit_since = self._monotonic() if self._fit_since is None else self._fit_since
-            has_proved_fit = self._monotonic() - self._fit_since >= _PROVES_FIT * lease
+            has_proved_fit = self._monotonic() - self._fit_since >= _FITNESS_PROOF * lease
             abandoned = lease_view.expires_at if is_abandoned else None
             return (is_free or has_proved_fit) and leadership.acquire(depose=has_proved_fit, abandoned=abandoned)
         self._fit_since = None
         self._pause = lease / 3
-        if not self._said and (is_free or idle > leadership.idle_limit):
-            self._said = True
+        if not self._has_warned and (is_free or idle > leadership.idle_limit):
+            self._has_warned = True
             who = "nobody leads" if is_free else "the leader does nothing useful"
             log.warning("scheduler.not_leading reason=%s: %s", reason, who)
-        return lease_view.remaining < -_OTHERS_FIRST * lease and leadership.acquire()
+        return lease_view.remaining < -_UNFIT_DELAY * lease and leadership.acquire()
 
     def _is_abandoned(self, expires_at: datetime | None) -> bool:
-        """Say whether the lease was not renewed for long, by the monotonic clock."""
+        """Return whether the lease has gone unrenewed for too long, by this process's monotonic clock."""
         now = self._monotonic()
-        if expires_at is None or self._seen is None or self._seen[0] != expires_at:
-            self._seen = None if expires_at is None else (expires_at, now)
+        if expires_at is None or self._lease_seen is None or self._lease_seen[0] != expires_at:
+            self._lease_seen = None if expires_at is None else (expires_at, now)
             return False
-        return now - self._seen[1] > _ABANDONED * self._lease
+        return now - self._lease_seen[1] > _ABANDONED_AFTER * self._lease
 
     def wait(self, awake: threading.Event) -> None:
-        """Wait until the lease could have expired, or a message asks for an earlier look."""
+        """Wait until the lease may have expired, or until `awake` is set."""
         awake.wait(self._pause)
         awake.clear()
 
     def failed(self) -> None:
-        """This process has led, and could not do its work: others first, if there are any."""
-        self._back_until = self._monotonic() + _STANDS_BACK * self._lease
+        """Note that this process led and could not do the work. Other schedulers get the lease first."""
+        self._cooldown_until = self._monotonic() + _FAILURE_COOLDOWN * self._lease
 
     def worked(self) -> None:
-        """This process has led, and done its work."""
-        self._back_until = None
+        """Note that this process led and did the work."""
+        self._cooldown_until = None
 
     def _unfitness(self) -> str | None:
-        """Return why this process could not do a leader's work, as far as it can know; it has just used Postgres."""
-        if self._back_until is not None and self._monotonic() < self._back_until:
+        """Return why this process could not lead, or None. It checks Redis; the caller has just used Postgres."""
+        if self._cooldown_until is not None and self._monotonic() < self._cooldown_until:
             return "it has led, and failed."
         try:
             self._streams.fleet.write_canary()
@@ -117,7 +117,7 @@ class Candidacy:
 log = get_logger("scheduler")
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-"""Seconds until the next try, after the first that failed and after many."""
+"""Seconds until the next attempt to lead, after the first failure and after many."""
 
 
 class Scheduler:
@@ -144,33 +144,33 @@ class Scheduler:
         self._candidacy = Candidacy(self._leadership, streams, settings.lease, monotonic)
         self._stopping = threading.Event()
         self._awake = threading.Event()
-        """Wakes a standby: the lease is free, or it is time to stop."""
+        """Wakes a standby because the lease was released or the process stops."""
         self.redis = Outage(log, "Redis", "nothing is handed out, and reports wait", monotonic=monotonic)
         self.postgres = Outage(log, "Postgres", "nothing moves, and reports wait", monotonic=monotonic)
         self.meter = Meter()
         self.leading = threading.Event()
         self._pause = _SHORTEST_PAUSE
-        """Seconds until the next try, after one that failed."""
+        """Seconds until the next attempt to lead, after a failed one."""
         self._has_complained = False
-        """It is logged that Postgres cannot be used."""
+        """An outage of Postgres has been logged, and a complaint published."""
         self._pace = Pace(settings.lease, monotonic)
         self._pace.parts.on_timeout = self._on_timeout = on_timeout
         self.term: Term
-        """The one that it leads, or led last."""
+        """The current term, or the last one."""
 
     @property
     def trouble(self) -> str | None:
-        """Why it cannot work while it leads."""
+        """Why this scheduler cannot work while it leads."""
         return self._leadership.trouble
 
-    # -- one process's life
+    # -- the main loop
 
     def run(self) -> None:
-        """Lead, or stand by, until it is stopped."""
+        """Lead or stand by until `stop` is called."""
         while not self._stopping.is_set():
             leads = False
             try:
-                if not self._candidacy.stand():
+                if not self._candidacy.try_to_lead():
                     self.postgres.worked()
                     self._candidacy.wait(self._awake)
                     continue
@@ -181,7 +181,7 @@ class Scheduler:
                     self._pause = _SHORTEST_PAUSE  # taking over is no success: each time costs a term
                     self.postgres.worked()
                     if self._has_complained:
-                        self._withdraw()
+                        self._withdraw_complaint()
                     if self._leadership.trouble is None:
                         self._candidacy.worked()
             except (TermOver, Deposed) as error:
@@ -194,50 +194,50 @@ class Scheduler:
                     self._candidacy.failed()
                 self._stopping.wait(0.1)
             except (*database.UNAVAILABLE, *transport.UNAVAILABLE) as error:
-                self._cannot_work(error)
-                self._start_again(leads, self._pause)
+                self._report_outage(error)
+                self._pause_after_failure(leads, self._pause)
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             except Exception as error:
                 if database.is_being_restored(error):
-                    self._cannot_work(error)
-                    self._start_again(leads, self._pause)
+                    self._report_outage(error)
+                    self._pause_after_failure(leads, self._pause)
                     self._pause = min(2 * self._pause, _LONGEST_PAUSE)
                     continue
-                # A defect: say so loudly, and go on rather than leave the queue alone.
+                # A defect: log it, and continue rather than abandon the queue.
                 log.exception("scheduler.tick_failed: a defect; the scheduler continues from the last commit")
                 self._leadership.trouble = f"its ticks fail: {type(error).__name__}: {first_line(error)}"
-                self._start_again(leads, 2.0)
+                self._pause_after_failure(leads, 2.0)
             finally:
                 self.leading.clear()
         self._resign()
 
-    def _start_again(self, led: bool, pause: float) -> None:
-        """Wait a moment before the next try; only the failing parts are remembered."""
+    def _pause_after_failure(self, led: bool, pause: float) -> None:
+        """Disconnect from Postgres and pause before the next attempt to lead. Only `Pace` remembers the failure."""
         if led:
             self._candidacy.failed()
         self._leadership.disconnect()
         self._stopping.wait(pause)
 
     def stop(self) -> None:
-        """Finish the tick that is under way, give the lease up, and return from `run`."""
+        """Finish the current tick, release the lease, and return from `run`."""
         self._stopping.set()
         self._awake.set()
 
     def try_to_lead(self) -> None:
-        """As a standby, try for the lease now: its holder has given it up."""
+        """Wake a standby to try for the lease now, because the leader released it."""
         self._awake.set()
 
     def offer_lease(self, engine: Engine) -> None:
-        """Let a standby take the lease, called from another thread; if none does, this one goes on and renews it."""
+        """Release the lease from another thread, so that a standby can take it. If none does, it is renewed."""
         try:
             with engine.connect() as connection:
                 leases.release(connection, 0, self._leadership.term)
         except exc.SQLAlchemyError as error:
             log.debug("scheduler.lease_not_offered error=%s", first_line(error))
 
-    def _cannot_work(self, error: Exception) -> None:
+    def _report_outage(self, error: Exception) -> None:
         if isinstance(error, transport.UNAVAILABLE):
-            miss_redis(self.redis, self._leadership, error)
+            report_redis_outage(self.redis, self._leadership, error)
             return
         self._has_complained = True
         took = max(self.term.took if self.leading.is_set() else 0.0, self._leadership.took)
@@ -249,7 +249,8 @@ class Scheduler:
                 f"{statement}: {first_line(error)}"
             )
             complaint = sentence(f"The scheduler had more to do at once than it can in its lease: {reason}")
-            # Postgres is well: it says why it ended the transaction, or has closed its connection without a word.
+            # Postgres is healthy: it names its reason for ending the transaction, or has closed the connection
+            # silently.
             if not self.postgres.is_down and (database.is_out_of_time(error) or database.is_broken_off(error)):
                 log.warning("scheduler.tick_too_slow: %s The next ticks do less.", complaint)
                 self._leadership.trouble = f"it had more to do at once than it can: {reason}"
@@ -262,15 +263,14 @@ class Scheduler:
         self._leadership.trouble = f"it cannot use Postgres: {reason}"
         self._streams.complain(complaint, self._pause)
 
-    def _withdraw(self) -> None:
-        """A tick has worked: what was said of Postgres is no longer so."""
+    def _withdraw_complaint(self) -> None:
         self._has_complained = False
         self._streams.withdraw_complaint()
         if not self.redis.is_down:
             self._leadership.trouble = None
 
     def misses_postgres(self, seconds: float) -> None:
-        """Say that Postgres has not answered for so long; called from another thread while a statement waits."""
+        """Report that Postgres has not answered for some seconds. Another thread calls this while a statement waits."""
         self.postgres.failed(f"it has not answered for {seconds:.1f} s", age=seconds)
 
     def _resign(self) -> None:
@@ -302,5 +302,5 @@ class Scheduler:
         self.leading.set()
 
     def tick(self) -> None:
-        """Do one round of a leader's work."""
+        """Run one tick."""
         self.term.tick()

@@ -1,6 +1,6 @@
-"""Counters of a scheduler for monitoring: they grow when a tick commits, and never when it fails.
+"""Counters of a scheduler for monitoring. They grow when a tick commits, never when it fails.
 
-A batch is counted at once. Of a large one, every n-th task is sampled for the times, and counts n times.
+A batch is counted at once. The durations of a large batch are sampled: every n-th task counts n times.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from orchestrator.store import driver, throughput
 
 _queue = attrgetter("queue")
 _TIMED = 7
-"""The version of ids that hold the time of the enqueue."""
+"""The UUID version of ids that contain the time of the enqueue."""
 
 
 class Meter(CommitHooks):
-    """Lives as long as its process, over all terms."""
+    """Counts over the life of the process, across terms."""
 
     def __init__(self) -> None:
         self.ended: Counter[tuple[str, str]] = Counter()
-        """By queue and state, tasks that ended."""
+        """Ended tasks, by queue and state."""
         self.dispatched: Counter[str] = Counter()
         self.retried: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
@@ -46,12 +46,11 @@ class Meter(CommitHooks):
         self.tick_times = Histogram()
         self.batches = Histogram(SIZES)
         self._labels: dict[str, str] = {}
-        """By queue, the label under which it is counted: queues that come late have none of their own."""
+        """The metric label of each queue. Beyond `MOST_QUEUES`, new queues share one label."""
 
     # -- what happened
 
     def committed(self, tick: TickResult) -> None:
-        """Count what a transaction has brought about."""
         counts = tick.counts
         for queue, state, number in counts.moved:
             if state != TaskState.PENDING:
@@ -60,7 +59,7 @@ class Meter(CommitHooks):
             self.retried[self.label(queue)] += 1
         for queue in counts.lost:
             self.lost[self.label(queue)] += 1
-        for queue, seconds, times in counts.ran:
+        for queue, seconds, times in counts.durations:
             self.runs[self.label(queue)].add(seconds, times)
         self.set_aside += len(tick.outgoing.set_aside)
         if counts.reports:
@@ -72,14 +71,14 @@ class Meter(CommitHooks):
             for queue, number in counts_by_queue.items():
                 self.dispatched[self.label(queue)] += number
             now = time.time()
-            for place, times in sampled(len(sent)):
-                task = sent[place]  # its id holds the time of the enqueue
+            for index, times in sampled(len(sent)):
+                task = sent[index]  # its id holds the time of the enqueue
                 if task.attempt == 1 and task.id[6] >> 4 == _TIMED and not task.is_turn_task:
                     seconds = now - int.from_bytes(task.id[:6], "big") / 1_000
                     self.waits[self.label(task.queue)].add(max(0.0, seconds), times)
 
     def ticked(self, seconds: float) -> None:
-        """A tick has come to its end, so long after it began to work."""
+        """Count a tick that ended, with its duration from the moment it had work."""
         self.ticks += 1
         self.tick_times.add(seconds)
 
@@ -121,45 +120,44 @@ class Meter(CommitHooks):
         yield counter("orchestrator_terms_total", "Terms that this scheduler began.", ({}, self.terms))
 
 
-# -- write down what the leader has counted, every ten seconds: the last hour is seen at once, and after a restart too.
+# -- store the leader's counts every ten seconds, so that the last hour is visible at once and after a restart
 #
-# The meter counts anyway. In the first tick after ten seconds in which something was counted, what its numbers have
-# grown by is written, a row for each queue.
+# The meter counts continuously. The first tick after ten seconds with counts stores the growth, one row for each queue.
 #
-# A leader that dies takes with it what it had counted since. The first tick of the next term counts the tasks that
-# ended after the last written row, once, and they are written with the next one.
+# Counts that a dying leader had not stored are lost. The first tick of the next term recounts the tasks that ended
+# after the last stored row, and stores them with the next row.
 
-_MOST_UNWRITTEN = 200_000
-"""Tasks that are counted in the first tick of a term: more than end in ten seconds."""
-_LESS = 8
-"""After a tick that was rolled back, so many times fewer are: it may have failed because they were too many."""
+_MAX_RECOUNT = 200_000
+"""Tasks recounted in the first tick of a term, at most: more than end in ten seconds."""
+_RECOUNT_DIVISOR = 8
+"""Divisor of that limit after a rollback, which too many tasks may have caused."""
 
 _Numbers = dict[str, Counter[str]]
-"""By queue, what was counted; numbers of histograms by `waits:3`, the place of a bound."""
+"""Counts by queue and name. `waits:3` is the count of the fourth bucket of a histogram."""
 _NONE: Counter[str] = Counter()
 
 
 class ThroughputRecord(CommitHooks):
-    """Remembers how far the meter had come when something was last written."""
+    """Stores the growth of the meter since the last stored row."""
 
     def __init__(self, meter: Meter, term: int) -> None:
         self._meter = meter
         self._term = term
         self._written = numbers_of(meter)
         self._bucket: datetime | None = None
-        """The ten seconds that are counted now."""
-        self._most = _MOST_UNWRITTEN
+        """The start of the ten seconds being counted."""
+        self._recount_limit = _MAX_RECOUNT
         self._next: tuple[_Numbers, datetime] | None = None
-        """Counts that are valid once the open transaction commits."""
+        """Counts that become the stored ones when the open transaction commits."""
 
     def record(self, tx: Transaction) -> None:
-        """Write what was counted in the ten seconds that are over."""
+        """Store the counts of the last ten seconds, if they are over."""
         if self._bucket is not None and self._bucket <= tx.now < self._bucket + throughput.BUCKET:
             return
         bucket = throughput.bucket_of(tx.now)
         numbers = numbers_of(self._meter)
         if self._bucket is None:
-            for queue, state, number in throughput.unwritten(tx.connection, tx.now, self._most):
+            for queue, state, number in throughput.unwritten(tx.connection, tx.now, self._recount_limit):
                 numbers.setdefault(self._meter.label(queue), Counter())[state] -= number
         elif numbers != self._written:
             grown = {
@@ -170,21 +168,20 @@ class ThroughputRecord(CommitHooks):
         self._next = numbers, bucket
 
     def committed(self, tick: TickResult) -> None:
-        """Keep the written counts."""
         del tick
         if self._next is not None:
             self._written, self._bucket = self._next
             self._next = None
 
     def rolled_back(self) -> None:
-        """After a rollback: write it again."""
+        """Discard the uncommitted counts; the next tick stores them."""
         self._next = None
         if self._bucket is None:
-            self._most //= _LESS
+            self._recount_limit //= _RECOUNT_DIVISOR
 
 
 def numbers_of(meter: Meter) -> _Numbers:
-    """Return all that a meter has counted, by queue."""
+    """Return all counts of a meter, by queue."""
     found: _Numbers = {}
     for (queue, state), number in meter.ended.items():
         found.setdefault(queue, Counter())[state] = number
@@ -194,16 +191,15 @@ def numbers_of(meter: Meter) -> _Numbers:
     for name, times in (("waits", meter.waits), ("runs", meter.runs)):
         for queue, waits in times.items():
             found.setdefault(queue, Counter()).update(
-                {f"{name}:{place}": number for place, number in enumerate(waits.counts)}
+                {f"{name}:{index}": number for index, number in enumerate(waits.counts)}
             )
     return found
 
 
 def _row(queue: str, grown: Counter[str]) -> dict[str, object]:
-    """Return what was counted of a queue as it is stored."""
     names = (*(str(state) for state in ENDED_TASK_STATES), "dispatched", "retried", "lost")
     return {
         "queue": queue,
         **{name: grown[name] for name in names},
-        **{name: [grown[f"{name}:{place}"] for place in range(len(SECONDS) + 1)] for name in ("waits", "runs")},
+        **{name: [grown[f"{name}:{index}"] for index in range(len(SECONDS) + 1)] for name in ("waits", "runs")},
     }

@@ -1,4 +1,4 @@
-"""Do what waits in Postgres: requests, schedules, runs, cancellations, due tasks."""
+"""The work that waits in Postgres: requests, schedules, runs, cancellations, due tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.scheduler.code.runs import CodeRuns, fire_timers
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.requests import Requests
 from orchestrator.scheduler.runs.advance import Runs
-from orchestrator.scheduler.runs.backlog import LOOKS_EVERY, Backlog
+from orchestrator.scheduler.runs.backlog import ROOM_POLL_INTERVAL, Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.schedules import FirePace, extend_backfills, fire_schedules
 from orchestrator.scheduler.tasks.creation import log_failed
@@ -31,12 +31,12 @@ from orchestrator.store.tasks import transitions, waiting
 from orchestrator.store.tasks.transitions import AttemptEnd
 from orchestrator.store.tasks.waiting import PendingWorkProbe
 
-_MOST_NAMED = 100
-"""Names that an error lists."""
+_MAX_NAMES = 100
+"""Names listed in an error, at most."""
 
 
 def expire(tx: Transaction, limit: int) -> None:
-    """End a slice of the tasks that should have started by now."""
+    """Fail a batch of tasks that have not started by their expiry time."""
     errors = {
         task: TaskError("TaskExpired", f"It had not started when it expired, after waiting for {waited:.3g} s.")
         for task, waited in waiting.expired(tx.connection, tx.now, limit)
@@ -48,9 +48,9 @@ def expire(tx: Transaction, limit: int) -> None:
 
 
 def fail_unknown(tx: Transaction, fleet: Fleet, limit: int) -> None:
-    """End tasks that no live worker has known, or could open, for the whole time allowed, saying what is known.
+    """Fail tasks that no live worker could run for the whole `unknown_task_timeout`. The error says why.
 
-    What a worker knows and has handed back all the same needs the database, which no live one was given.
+    A known task that its worker returned all the same needs the database, which no live worker was given.
     """
     errors: dict[bytes, TaskError] = {}
     unopened: set[bytes] = set()
@@ -70,7 +70,7 @@ def fail_unknown(tx: Transaction, fleet: Fleet, limit: int) -> None:
                 else TaskError("UnknownTask", _unknown(queue, name, known, is_turn=is_turn))
             )
     if errors:
-        # Code that has begun does not fail because no worker has it at the moment: its run waits for one.
+        # Code that has begun does not fail because no worker has it at the moment; its run waits for such a worker.
         for run in stuck.mark_unknown(tx.connection, [(task, _stuck(error)) for task, error in errors.items()]):
             del errors[run]
         endings = [
@@ -83,10 +83,10 @@ def fail_unknown(tx: Transaction, fleet: Fleet, limit: int) -> None:
 
 def _unknown(queue: str, name: str, known: Sequence[str], *, is_turn: bool) -> str:
     what, names = ("workflow", workflows_among(known)) if is_turn else ("task", tasks_among(known))
-    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
     return (
         f"No live worker of queue {queue!r} knows the {what} {name!r}. "
-        f"They know: {', '.join(names[:_MOST_NAMED]) or f'no {what}'}{more}."
+        f"They know: {', '.join(names[:_MAX_NAMES]) or f'no {what}'}{more}."
     )
 
 
@@ -95,11 +95,11 @@ def _stuck(error: TaskError) -> str:
 
 
 def release_known(tx: Transaction, fleet: Fleet, limit: int) -> None:
-    """Make tasks ready again that were held back because no worker knew them, or could do them, and now one does."""
+    """Make held tasks ready again if a live worker now knows them, or has the data key or executor that they need."""
     known = fleet.known()
     lacking = fleet.capabilities.lacking
-    if opened := [(queue, hold) for hold in lacking for queue in fleet.queues if _can_do(fleet, queue, hold)]:
-        tx.result.wake.requests |= waiting.release_opened(tx.connection, opened, limit) > 0
+    if can_open := [(queue, hold) for hold in lacking for queue in fleet.queues if _can_do(fleet, queue, hold)]:
+        tx.result.wake.requests |= waiting.release_opened(tx.connection, can_open, limit) > 0
     if known:
         denied = fleet.capabilities.denied()
         released = waiting.release_known(tx.connection, sorted(known), limit, denied=denied)
@@ -107,7 +107,7 @@ def release_known(tx: Transaction, fleet: Fleet, limit: int) -> None:
 
 
 def _can_do(fleet: Fleet, queue: str, hold: str) -> bool:
-    """Say whether a worker of a queue has what tasks wait for that are held so."""
+    """Return whether a worker of the queue has the data key or executor that such tasks wait for."""
     key, wants = key_of_hold(hold), executor_of_hold(hold)
     if key is not None:
         return key_name(key) in fleet.known_on(queue)
@@ -115,29 +115,31 @@ def _can_do(fleet: Fleet, queue: str, hold: str) -> bool:
 
 
 def release_crowded(tx: Transaction, fleet: Fleet, over: Iterable[bytes], limit: int) -> None:
-    """Make tasks ready again that only some workers know, as many as these have places for now that some are over."""
+    """Release crowded tasks, up to the free slots of the workers that know them. `over` have just ended."""
     capabilities = fleet.capabilities
     capabilities.begin(over)
     rooms = capabilities.rooms().items()
-    wanted = {held: limit if room is None else min(limit, room) for held, room in rooms if room != 0}
-    if wanted:
+    places_by_hold = {hold: limit if room is None else min(limit, room) for hold, room in rooms if room != 0}
+    if places_by_hold:
         released = waiting.release_crowded(
-            tx.connection, [(held.queue, held.name, held.hold, places) for held, places in wanted.items()]
+            tx.connection, [(hold.queue, hold.name, hold.hold, places) for hold, places in places_by_hold.items()]
         )
-        tx.result.capacity.holds.update((held, (held.queue, held.name, held.hold) in released) for held in wanted)
+        tx.result.capacity.holds.update(
+            (hold, (hold.queue, hold.name, hold.hold) in released) for hold in places_by_hold
+        )
         tx.result.wake.requests |= bool(released)
 
 
-_CONTESTED = 0.05
-"""Seconds before the next look at a key that an open transaction may be taking."""
+_CONTESTED_PAUSE = 0.05
+"""Seconds before the next look at a unique key that an open transaction may be taking."""
 
 Part = Callable[[Transaction, int], object]
-"""A part of a tick, which is given how many rows it may work on."""
+"""A part of a tick. It is passed the number of rows that it may process."""
 
 
 @dataclass
 class PendingWork(CommitHooks):
-    """Remembers what waits, from one tick to the next."""
+    """Tracks the waiting work from one tick to the next."""
 
     settings: Settings
     fleet: Fleet
@@ -148,41 +150,40 @@ class PendingWork(CommitHooks):
     requests: Requests
     _pending_work: PendingWorkProbe | None = None
     _next_part: int = 0
-    """The order of waiting runs, if there is no time for all of them."""
+    """The part that comes first in the next tick, if a tick has no time for all of them."""
     _pace: FirePace = field(default_factory=FirePace)
     _has_fired: bool = False
     """The last tick fired schedules."""
     was_empty: bool = False
-    """There was nothing to do in the last tick, by what the tick before it has left."""
+    """The last tick found no waiting work."""
 
     def rolled_back(self) -> None:
-        """After a rollback, all work is pending again. The next tick fires schedules: it looks for the one that failed,
-        if any."""
+        """Treat all work as pending. The next tick fires schedules, in case one of them caused the failure."""
         self._pending_work, self._has_fired = None, False
 
-    def run(self, tx: Transaction, found: PendingWorkProbe | None, *, somebody_waits: bool = False) -> float:
-        """Do what waits, and note what waits next; return how many seconds that can wait.
+    def run(self, tx: Transaction, probe: PendingWorkProbe | None, *, somebody_waits: bool = False) -> float:
+        """Do the waiting work. Return the seconds until the rest is due.
 
-        `found` is what waited when the transaction began, if the tick is one that looks at everything. If
-        `somebody_waits`, because a report or an enqueue came in, no schedules are fired in two ticks in a row.
+        `probe` is the work that waited when the transaction began, in a tick that checks everything. With
+        `somebody_waits`, after a report or an enqueue, schedules are not fired in two ticks in a row.
         """
 
-        def do(what: str, part: Part) -> None:
-            attempt(tx, what, part, self.settings.batch)
+        def do(part_name: str, part: Part) -> None:
+            attempt(tx, part_name, part, self.settings.batch)
 
         self.backlog.look_for_room(tx)
         fleet, runs = self.fleet, self.runs
-        thorough = found is not None
-        pending_work = found or self._pending_work
+        is_full_check = probe is not None
+        pending_work = probe or self._pending_work
         self.was_empty = False
-        if pending_work is not None and not thorough and self._is_empty(pending_work, tx):
+        if pending_work is not None and not is_full_check and self._is_empty(pending_work, tx):
             self.was_empty = True
             return self._until_next(pending_work, tx.now)
         wake = tx.result.wake
-        is_old = wake.requests or wake.runs_to_begin or wake.handed_back or (thorough and wake.advanced)
+        is_old = wake.requests or wake.runs_to_begin or wake.handed_back or (is_full_check and wake.advanced)
         if pending_work is None or is_old:
             pending_work = waiting.probe_pending_work(tx.connection)
-        if thorough:
+        if is_full_check:
             self.backlog.free_older(tx)
         if pending_work.inbox:
             do("apply requests", self.requests.apply)
@@ -191,61 +192,61 @@ class PendingWork(CommitHooks):
         if self._has_fired:
             do("fire schedules", lambda tx, limit: fire_schedules(tx, self.cancels, self._pace, limit))
             pending_work = waiting.probe_pending_work(tx.connection)
-        if pending_work.backfills and thorough:
+        if pending_work.backfills and is_full_check:
             do("go on with backfills", extend_backfills)
             pending_work = waiting.probe_pending_work(tx.connection)
         if pending_work.cancelling_runs:
-            runs.advance(tx)  # what ended in this tick is counted before it is asked what is left
+            runs.advance(tx)  # ended tasks must be counted before the remaining ones are read
             do("cancel runs", lambda tx, limit: self.cancels.go_on(tx, 5 * limit))
         self._plan(tx, pending_work, do)
         if pending_work.closing_runs:
             do("cancel what ended runs have left", close_runs)
         runs.advance(tx)
-        if pending_work.held and thorough:
+        if pending_work.held and is_full_check:
             do("release tasks", lambda tx, limit: release_known(tx, fleet, limit))
         if fleet.capabilities.holds:
-            over = list(tx.result.over())
+            over = list(tx.result.ended_ids())
             do("find places for tasks", lambda tx, limit: release_crowded(tx, fleet, over, limit))
-        if thorough:
+        if is_full_check:
             do("free stuck runs", self.code.free_stuck)
-            if self.code.looked_to is not None:
+            if self.code.waits_checked_to is not None:
                 do("look after waits for runs", lambda tx, _: look_after(tx, self.code))
         if _is_due(pending_work.next_due, tx.now):
             do("make due tasks ready", lambda tx, limit: waiting.promote_due(tx.connection, tx.now, limit))
             do("fire timers", self._fire_timers)
             do("expire tasks", expire)
-            if fleet.is_in_view:  # otherwise the known names are incomplete
+            if fleet.is_in_view:  # otherwise not all known names are available
                 do("fail unknown tasks", lambda tx, limit: fail_unknown(tx, fleet, limit))
             runs.advance(tx)
         busy = pending_work.is_busy or _is_due(pending_work.next_of_all, tx.now)
         if busy or wake.delayed or wake.requests or wake.runs_to_begin or wake.runs_to_expand:
             pending_work = waiting.probe_pending_work(tx.connection)
         self._pending_work = pending_work
-        return max(self._until_next(pending_work, tx.now), _CONTESTED if wake.contested else 0.0)
+        return max(self._until_next(pending_work, tx.now), _CONTESTED_PAUSE if wake.contested else 0.0)
 
     def _plan(self, tx: Transaction, pending_work: PendingWorkProbe, do: Callable[[str, Part], None]) -> None:
-        """Let runs go on that wait. Whatever takes all the time of a tick comes last in the next one."""
+        """Continue waiting runs. A part that uses up a tick comes last in the next."""
         runs = self.runs
         parts: list[tuple[bool, str, Part]] = [
             (pending_work.pending_changes, "notify runs of pending changes", lambda tx, _: runs.catch_up(tx)),
             (pending_work.pending_runs, "begin runs", runs.begin),
             (pending_work.expanding_runs, "create tasks of fan-outs", runs.expand),
         ]
-        waiting = [(place, what, part) for place, (waits, what, part) in enumerate(parts) if waits]
-        waiting.sort(key=lambda one: (one[0] - self._next_part) % len(parts))
+        waiting = [(index, part_name, part) for index, (waits, part_name, part) in enumerate(parts) if waits]
+        waiting.sort(key=lambda entry: (entry[0] - self._next_part) % len(parts))
         tx.budget.evaluated.clear()
         tx.budget.read_nodes = 0
-        for _, what, part in waiting:
-            do(what, part)
+        for _, part_name, part in waiting:
+            do(part_name, part)
         if waiting:
             self._next_part = (waiting[0][0] + 1) % len(parts) if tx.budget.is_spent else 0
 
     def _is_empty(self, pending_work: PendingWorkProbe, tx: Transaction) -> bool:
-        """Say whether there is nothing to do, and nothing to look for."""
+        """Return whether there is nothing to do and nothing to query."""
         wake = tx.result.wake
-        asked = wake.requests or wake.runs_to_begin or wake.handed_back or wake.delayed or wake.runs_to_expand
+        is_requested = wake.requests or wake.runs_to_begin or wake.handed_back or wake.delayed or wake.runs_to_expand
         waits = pending_work.is_busy or _is_due(pending_work.next_of_all, tx.now) or self.fleet.capabilities.holds
-        return not (asked or wake.contested or waits or tx.result.runs)
+        return not (is_requested or wake.contested or waits or tx.result.runs)
 
     def _fire_timers(self, tx: Transaction, limit: int) -> None:
         late = self.cancels.time_out(tx, limit, self.settings.run_timeout_grace)
@@ -258,7 +259,7 @@ class PendingWork(CommitHooks):
             return 0.0
         due_in = self.settings.safety_scan
         if self.backlog.parked_lanes:
-            due_in = min(due_in, LOOKS_EVERY.total_seconds())
+            due_in = min(due_in, ROOM_POLL_INTERVAL.total_seconds())
         if (due := pending_work.next_of_all) is not None:
             due_in = min(due_in, max(0.0, (due - now).total_seconds()))
         return due_in

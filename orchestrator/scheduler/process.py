@@ -1,4 +1,4 @@
-"""A scheduler process: waits for its servers, wires the parts together, and runs until it is stopped."""
+"""A scheduler process: wait for Postgres and Redis, wire the parts together, and run until stopped."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from orchestrator.transport.connection import UNAVAILABLE, awaited, connect, con
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader.streams import LeaderStreams
 
-_PATIENCE = 1.0
-"""Seconds that a scheduler that ends waits for this."""
-_SELDOM = 31
+_CLOSE_TIMEOUT = 1.0
+"""Seconds that a stopping scheduler waits for the withdrawal of its announcement."""
+_MAX_OFFER_INTERVAL = 31
 """Heartbeats between two offers of a lease, at most."""
 
 
 class StandbyNotice:
-    """Says so again and again while another scheduler leads; once this one does or ends, no more."""
+    """Announces a standby in Redis at intervals while another scheduler leads, until this one leads or ends."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class StandbyNotice:
         ttl: float,
         offer: Callable[[], None] | None = None,
     ) -> None:
-        """With several shards, `offer` lets another scheduler take the lease, so that they share the shards evenly."""
+        """With several shards, `offer` lets another scheduler take the lease, to share the shards evenly."""
         self._offer = offer
-        self._process = os.getpid() if offer is None else os.getppid()  # of which there is one for all shards
+        self._process = os.getpid() if offer is None else os.getppid()  # one scheduler for all shards has one address
         self._redis = redis
         self._keys = keys
         self._leading = leading
@@ -71,55 +71,55 @@ class StandbyNotice:
         self._ttl = ttl
         self._name = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(4)}"
         self._since: datetime | None = None
-        """Since when it stands by, as announced."""
+        """The announced start of the standby; None while nothing is announced."""
         self._is_over = threading.Event()
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Begin; one that leads within the first moments was never a standby."""
+        """Start the thread. A scheduler that leads at once is never announced as a standby."""
         threading.Thread(target=self._run, name="standby", daemon=True).start()
 
     def close(self) -> None:
-        """Take back what was said, unless Redis takes long: it expires."""
+        """Withdraw the announcement. If Redis takes long, leave it to expire."""
         self._is_over.set()
-        if self._lock.acquire(timeout=_PATIENCE):
+        if self._lock.acquire(timeout=_CLOSE_TIMEOUT):
             self._lock.release()
-            self._tell()
+            self._announce()
 
     def _run(self) -> None:
-        waits, seldom = 0, 0
+        waits, interval = 0, 0
         while not self._is_over.is_set():
             (self._is_over if self._leading.is_set() else self._leading).wait(self._every)
-            self._tell()
-            if self._offer is None or not self._leading.is_set() or self._is_mine():
-                waits, seldom = 0, 0
+            self._announce()
+            if self._offer is None or not self._leading.is_set() or self._should_lead():
+                waits, interval = 0, 0
             elif waits:
                 waits -= 1
-            else:  # a standby that has failed itself does not take it, and each offer ends the lease for a moment
+            else:  # a failed standby does not take the lease, and each offer interrupts leadership for a moment
                 self._offer()
-                waits = seldom = min(2 * seldom + 1, _SELDOM)
+                waits = interval = min(2 * interval + 1, _MAX_OFFER_INTERVAL)
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         with self._lock:
             try:
                 if not (self._leading.is_set() or self._is_over.is_set()):
                     self._since = self._since or datetime.now(UTC)
-                    one = Standby(address=self._address, since=self._since)
-                    announcements.announce(self._redis, self._keys, self._name, one, self._ttl)
+                    standby = Standby(address=self._address, since=self._since)
+                    announcements.announce(self._redis, self._keys, self._name, standby, self._ttl)
                 elif self._since is not None:
                     announcements.withdraw(self._redis, self._keys, self._name)
                     self._since = None
-            except UNAVAILABLE as error:  # the announcement expires; readers see that Redis is away
+            except UNAVAILABLE as error:  # the announcement expires; readers see that Redis is down
                 log.debug("scheduler.standby_unannounced error=%s", first_line(error))
 
     @property
     def _address(self) -> str:
         return f"{socket.gethostname()}:{self._process}"
 
-    def _is_mine(self) -> bool:
-        """Say whether a shard is this scheduler's: of all in the order of their addresses, each has every n-th."""
+    def _should_lead(self) -> bool:
+        """Return whether this scheduler should lead this shard: by address, each gets every n-th shard."""
         try:
-            found = {one.address for one in announcements.list_standbys(self._redis, self._keys)}
+            found = {standby.address for standby in announcements.list_standbys(self._redis, self._keys)}
         except UNAVAILABLE:
             return True
         order = sorted(found | {self._address})
@@ -127,23 +127,23 @@ class StandbyNotice:
 
 
 def listen(settings: Settings, keys: Keys, lease_released: Callable[[], None]) -> None:
-    """Listen for ever; reconnect after every outage."""
+    """Listen to Postgres forever, across outages. Wake the standby, or nudge the leader."""
     redis = connect(settings.require_redis())
     engine = engine_for(settings.require_database(), autocommit=True, pool_size=1, name="orchestrator notifications")
     pause = threading.Event()
     while True:
         try:
             with engine.connect() as connection:
-                raw: Any = connection.connection.dbapi_connection  # the driver's own, which can be waited for
+                raw: Any = connection.connection.dbapi_connection  # the driver's connection, for `select`
                 connection.exec_driver_sql(f'LISTEN "{settings.namespace}"')
                 while True:
                     select.select([raw], [], [])
                     raw.poll()
-                    said = {notification.payload for notification in raw.notifies}
+                    payloads = {notification.payload for notification in raw.notifies}
                     raw.notifies.clear()
-                    if RELEASED in said:
+                    if RELEASED in payloads:
                         lease_released()
-                    if said - {RELEASED}:
+                    if payloads - {RELEASED}:
                         nudge(redis, keys)
         except (exc.SQLAlchemyError, psycopg2.Error, OSError) as error:
             log.debug("postgres.notifications_interrupted error=%s", error)
@@ -151,13 +151,13 @@ def listen(settings: Settings, keys: Keys, lease_released: Callable[[], None]) -
 
 
 class ObservedScheduler:
-    """Metrics of one scheduler, and those of the whole system from Postgres and Redis; reads nothing until a scrape."""
+    """Metrics of one scheduler and of the whole system. It reads Postgres and Redis only when it is scraped."""
 
     def __init__(self, settings: Settings) -> None:
         self._system = SystemGauges(settings)
         self._labels = {"shard": str(settings.shard)} if settings.shards > 1 else {}
         self.scheduler: Scheduler | None = None
-        """None while its process waits for Postgres and Redis to be there."""
+        """None while the process waits for Postgres and Redis."""
 
     def metrics(self) -> Iterator[Family]:
         scheduler = self.scheduler
@@ -172,7 +172,7 @@ class ObservedScheduler:
         yield from self._system.metrics()
 
     def obstacles(self) -> dict[str, str]:
-        """Return what keeps it from leading, or from taking the lead."""
+        """Return what keeps this scheduler from leading, or from taking the lead."""
         if self.scheduler is None:
             return {"start": "waiting for Postgres and Redis, or for the tables of this release"}
         found = {}
@@ -191,7 +191,7 @@ log = get_logger("scheduler")
 
 
 def run_scheduler(settings: Settings) -> int:
-    """Run a scheduler; return its exit code."""
+    """Run a scheduler process. Return its exit code."""
     keys = Keys.of(settings)
     url, namespace = settings.require_database(), settings.namespace
     deadlines = Deadlines(max(settings.database_timeout, settings.lease), late=settings.lease)
@@ -205,10 +205,10 @@ def run_scheduler(settings: Settings) -> int:
     serve_metrics(settings.metrics, observed, log)
     prerequisites = Prerequisites(log, [shards.awaited(engine, settings), awaited(redis)])
     if prerequisites.wait():
-        tidying = database.engine_for(
+        upkeep_engine = database.engine_for(
             url, autocommit=True, pool_size=4, name="orchestrator janitor", namespace=namespace
         )
-        janitor = Janitor(tidying)
+        janitor = Janitor(upkeep_engine)
         spans = _leader_spans()
         streams = LeaderStreams(redis, keys, connect_shared(settings, redis, timeout=1.0))
         scheduler = Scheduler(engine, streams, settings, on_ended=janitor.note, spans=spans, on_timeout=janitor.analyse)
@@ -221,21 +221,21 @@ def run_scheduler(settings: Settings) -> int:
             target=listen, args=(settings, keys, scheduler.try_to_lead), name="notifications", daemon=True
         ).start()
         janitor.start()
-        Pruner(tidying, settings, scheduler.leading).start()
-        if "/" not in namespace:  # the first shard collects for all
-            PayloadCollection(_of_all(settings) or tidying, settings, scheduler.leading).start()
-        lines = connect(redis_url)
-        LogKeeping(tidying, lines, keys, scheduler.leading, connect_shared(settings, lines)).start()
+        Pruner(upkeep_engine, settings, scheduler.leading).start()
+        if "/" not in namespace:  # the first shard collects for all shards
+            PayloadCollection(_engine_of_all_shards(settings) or upkeep_engine, settings, scheduler.leading).start()
+        log_redis = connect(redis_url)
+        LogKeeping(upkeep_engine, log_redis, keys, scheduler.leading, connect_shared(settings, log_redis)).start()
         notice = StandbyNotice(
             connect(redis_url, timeout=1.0),
             keys,
             scheduler.leading,
             every=settings.heartbeat,
             ttl=settings.worker_ttl,
-            offer=partial(scheduler.offer_lease, tidying) if settings.shards > 1 else None,
+            offer=partial(scheduler.offer_lease, upkeep_engine) if settings.shards > 1 else None,
         )
         notice.start()
-        _spare_the_collector()
+        _relax_garbage_collector()
         log.info("scheduler.ready")
         scheduler.run()
         notice.close()
@@ -246,8 +246,8 @@ def run_scheduler(settings: Settings) -> int:
     return 0
 
 
-def _of_all(settings: Settings) -> Engine | None:
-    """Return connections that read all shards, if there are several."""
+def _engine_of_all_shards(settings: Settings) -> Engine | None:
+    """Return an engine that reads all shards, or None if there is only one."""
     if settings.shards == 1:
         return None
     namespace = settings.of_shard("all").namespace
@@ -257,13 +257,12 @@ def _of_all(settings: Settings) -> Engine | None:
 
 
 def _leader_spans() -> LeaderSpans | None:
-    """Return the tracer of the leader, if spans are exported."""
     spans = begin_tracing("scheduler")
     return None if spans is None else LeaderSpans(spans)
 
 
-def _spare_the_collector() -> None:
-    """Look for cycles seldom: a tick makes thousands of tuples and no cycle, and modules live as long as this does."""
+def _relax_garbage_collector() -> None:
+    """Run the garbage collector seldom: a tick makes thousands of tuples and no cycles."""
     settle()
     gc.set_threshold(20_000, 20, 20)
 
@@ -273,13 +272,13 @@ def _stop_on_signal(scheduler: Scheduler, settings: Settings, keys: Keys) -> Non
 
     def stop() -> None:
         scheduler.stop()
-        nudge(waker, keys)  # it may be waiting for an event
+        nudge(waker, keys)  # the scheduler may be waiting for an event
         threading.Event().wait(settings.lease)
         log.warning("scheduler.stopped_hard: something did not answer; the lease expires by itself")
         os._exit(0)
 
     def on_signal(*_: object) -> None:
-        # A handler interrupts the main thread anywhere, also while it holds the very lock that stopping needs.
+        # A signal interrupts the main thread anywhere, even while it holds a lock that stopping needs.
         threading.Thread(target=stop, name="stop", daemon=True).start()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

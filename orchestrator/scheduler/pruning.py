@@ -1,10 +1,9 @@
-"""Forgets what ended long ago, as the settings and the queues say, and runs that somebody has deleted.
+"""Delete old ended tasks and runs by the retention settings, and runs that a person deleted.
 
-The leader does this in rounds beside its ticks, a thousand rows at a time. It only ever deletes what has ended, and
-each statement stands for itself, so that nothing happens if a deposed leader forgets another slice.
+The leader does this in rounds beside its ticks, a thousand rows at a time. Only ended rows are deleted, and each
+statement is independent, so a deposed leader that deletes another slice does no harm.
 
-Each kind of row has its turn, however much there is of another. While more ends than is forgotten, the rests get
-shorter.
+Each kind of row has its turn, regardless of the backlog of other kinds. Pauses shorten while rows pile up.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from orchestrator.store.retention import BEGINNING, FIRST, Kind, Slice, Walk
 _SLICES = 100
 """Slices of one kind of row in a turn."""
 _EVERY = 10.0
-"""Seconds from the end of one round to the next."""
-_LATE = 60.0
-"""Seconds that rows may stay longer than they are kept before their pruning hurries."""
-_LEAST_REST = 1.0
+"""Seconds from the end of a round to the start of the next."""
+_MAX_DELAY = 60.0
+"""Seconds beyond their retention after which a backlog of rows shortens the pauses."""
+_MIN_REST = 1.0
 
 K = TypeVar("K")
 
 
 class Pruner:
-    """Walks along what has ended, and remembers how far it came."""
+    """Deletes ended rows in order of age, and remembers its progress."""
 
     def __init__(
         self,
@@ -54,12 +53,12 @@ class Pruner:
         self._runs: dict[Kind, datetime] = {}
         self._deleted = FIRST
         self._more = False
-        """A turn has ended before its rows did."""
+        """A turn ended before all its rows were deleted."""
         self.rest = REST
-        """How often as long as a slice took there is rest after it."""
+        """How many times the duration of a slice the pause after it lasts."""
 
     def start(self) -> None:
-        """Begin to wait for leadership."""
+        """Start the thread, which waits for leadership."""
         Rounds(
             "pruning",
             self._engine,
@@ -71,13 +70,13 @@ class Pruner:
         ).start()
 
     def _start_over(self) -> None:
-        """Walk from the beginning next time: something may have been left half done."""
+        """Begin the next round at the oldest rows, in case the last one stopped halfway."""
         self._tasks.clear()
         self._runs.clear()
         self._deleted = FIRST
 
     def slices(self, connection: Connection) -> Iterator[int]:
-        """Forget all that is old enough; yields after every slice how many rows it had."""
+        """Delete everything old enough. Yield the number of rows after every slice."""
         retention.prepare(connection)
         self._more = True
         while self._more:
@@ -108,18 +107,18 @@ class Pruner:
             next_tasks = partial(retention.next_tasks, connection, walk)
             yield from self._walk(self._tasks, walk, next_tasks, partial(self._forget_tasks, connection, walk))
 
-    def _turn(self, forget: Callable[[], int]) -> Iterator[int]:
+    def _turn(self, delete: Callable[[], int]) -> Iterator[int]:
         for _ in range(self._slices):
-            if (forgotten := forget()) == 0:
+            if (deleted := delete()) == 0:
                 return
-            yield forgotten
-        self._hurry()  # such rows are all too old already
+            yield deleted
+        self._hurry()  # these rows are all past their retention
 
     def _forget_deleted(self, connection: Connection) -> Iterator[int]:
         for _ in range(self._slices):
             runs = retention.next_deleted(connection, self._deleted, self._size)
             if not runs:
-                self._deleted = FIRST  # some of them may not have ended yet
+                self._deleted = FIRST  # some of these runs may not have ended yet
                 return
             yield from retention.forget_deleted(connection, runs, self._size)
             self._deleted = runs[-1]
@@ -127,28 +126,28 @@ class Pruner:
 
     def _hurry(self) -> None:
         self._more = True
-        self.rest = max(_LEAST_REST, self.rest / 2)
+        self.rest = max(_MIN_REST, self.rest / 2)
 
     def _walk(
         self,
         reached: dict[K, datetime],
         key: K,
         next_slice: Callable[[datetime, int], Slice | None],
-        forget: Callable[[datetime, datetime], Iterator[int]],
+        delete: Callable[[datetime, datetime], Iterator[int]],
     ) -> Iterator[int]:
-        late: list[float] = []
-        while len(late) < self._slices:
+        delays: list[float] = []
+        while len(delays) < self._slices:
             after = reached.get(key, BEGINNING)
             found = next_slice(after, self._size)
             if found is None:
                 return
-            yield from forget(after, found.upto)
+            yield from delete(after, found.upto)
             reached[key] = found.upto
             if not found.full:
                 return
-            late.append(found.late)
+            delays.append(found.late)
         self._more = True
-        self.rest = rest_after(self.rest, late[0], late[-1])
+        self.rest = rest_after(self.rest, delays[0], delays[-1])
 
     def _forget_runs(self, connection: Connection, kind: Kind, after: datetime, upto: datetime) -> Iterator[int]:
         gone = retention.forget_runs(connection, kind, after, upto)
@@ -156,13 +155,13 @@ class Pruner:
         yield from retention.forget_rest(connection, gone, self._size)
 
     def _forget_tasks(self, connection: Connection, walk: Walk, after: datetime, upto: datetime) -> Iterator[int]:
-        left = retention.left_runs(connection, walk, after, upto)
-        yield from retention.forget_rest(connection, left, self._size)
+        runs = retention.left_runs(connection, walk, after, upto)
+        yield from retention.forget_rest(connection, runs, self._size)
         yield retention.forget_tasks(connection, walk, after, upto)
 
 
-def rest_after(rest: float, late_before: float, late: float) -> float:
-    """Return how to rest in the next turn: less, if rows become too old faster than they are forgotten."""
-    if late > _LATE and late >= late_before:
-        return max(_LEAST_REST, rest / 2)
+def rest_after(rest: float, delay_before: float, delay: float) -> float:
+    """Return the pause factor for the next turn: smaller if rows expire faster than they are deleted."""
+    if delay > _MAX_DELAY and delay >= delay_before:
+        return max(_MIN_REST, rest / 2)
     return min(REST, rest + 1)

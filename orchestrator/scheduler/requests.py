@@ -1,4 +1,4 @@
-"""Apply the inbox: what people and programs asked for since the last tick."""
+"""Apply the inbox: the requests of people and programs since the last tick."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from orchestrator.store.tasks.redrive import EndCursor, FailedFilter
 from orchestrator.transport.quarantine import Refused
 
 _SLICE = 250
-"""Tasks that a request about many of them looks at between two looks at the clock."""
-_SLICES_TIME = 0.05
-"""Seconds for which it goes on in one tick: all others wait for that long."""
+"""Tasks that a bulk request processes between two checks of the clock."""
+_SLICES_SECONDS = 0.05
+"""Seconds that a bulk request may take in one tick: all other work waits meanwhile."""
 _WITHDRAWN = TaskError(WITHDRAWN, "It was withdrawn before a worker was given it.")
 Handler = Callable[[Transaction, list[Request], int], Iterable[int] | None]
-"""Applies requests of a kind, with about so many rows; returns the ids of those that go on in a later tick."""
+"""Applies requests of one kind, up to about `limit` rows. Returns the ids of unfinished requests."""
 
 
 @dataclass
 class Requests:
-    """Applies what stands in the inbox."""
+    """Applies requests of the inbox."""
 
     runs: Runs
     cancels: Cancels
@@ -61,16 +61,16 @@ class Requests:
     workers: Fleet
 
     def apply(self, tx: Transaction, limit: int) -> None:
-        """Apply the oldest requests in their order, neighbours of a kind at once."""
+        """Apply the oldest requests in order, adjacent ones of the same kind together."""
         items = inbox.read(tx.connection, min(limit, tx.budget.slice))
-        for item in [item for item in items if _name(item) in tx.budget.refused]:
+        for item in [item for item in items if _suspect_id(item) in tx.budget.refused]:
             _refuse(tx, item, TooSlow("It takes longer than everybody else can wait."))
-            tx.budget.met.add(_name(item))
+            tx.budget.resolved.add(_suspect_id(item))
             items.remove(item)
         isolate(tx, items, lambda tx, some: self._charge(tx, some, limit), _refuse)
 
     def _charge(self, tx: Transaction, items: Sequence[Request], limit: int) -> None:
-        with tx.budget.charging(map(_name, items)):
+        with tx.budget.charging(map(_suspect_id, items)):
             self._apply(tx, items, limit)
 
     def _apply(self, tx: Transaction, items: Sequence[Request], limit: int) -> None:
@@ -87,9 +87,11 @@ class Requests:
     def __post_init__(self) -> None:
         code, lanes, runs, triggers = self.code, self.lanes, self.runs, self.triggers
         self._handlers: dict[str, Handler] = {
-            RequestKind.ARRIVAL: lambda tx, items, _: lanes.arrive(tx, [(one.target, bool(one.body)) for one in items]),
+            RequestKind.ARRIVAL: lambda tx, items, _: lanes.arrive(
+                tx, [(item.target, bool(item.body)) for item in items]
+            ),
             RequestKind.CANCEL_RUN: self._cancel_runs,
-            RequestKind.CANCEL_TASK: lambda tx, items, _: cancel_asked(tx, _targets(items)),
+            RequestKind.CANCEL_TASK: lambda tx, items, _: cancel_by_id(tx, _targets(items)),
             RequestKind.COMPLETE_TASK: lambda tx, items, _: complete_tasks(tx, items),
             RequestKind.DRAIN: _drain,
             RequestKind.ENQUEUE: lambda tx, items, _: enqueue_with_keys(tx, items),
@@ -119,7 +121,7 @@ class Requests:
         ask_to_cancel(tx, _targets(items), ASKED)
 
     def _signal_flows(self, tx: Transaction, items: list[Request], _: int) -> None:
-        """Hand signals to runs of flows, in their order; one that has ended does not hear them."""
+        """Deliver signals to flow runs, in order. Ended runs ignore them."""
         for item in items:
             fact = history.SignalReceived(item.body["key"], base64.b64decode(item.body["value"]))
             tx.result.runs.flow_learns(item.target, fact)
@@ -138,7 +140,7 @@ class Requests:
         return [item.id for item in others if not retry_plain(tx, self.runs, item, 10 * limit)]
 
     def _purge(self, tx: Transaction, items: list[Request], limit: int) -> list[int]:
-        """Cancel what waits in queues. None of it starts meanwhile."""
+        """Cancel the waiting tasks of queues. The queues start no tasks while that lasts."""
         unfinished = [item.id for item in items if not purge(tx, self.runs, self.workers, item, 5 * limit)]
         if len(unfinished) < len(items) or any("after" not in item.body for item in items):
             tx.result.wake.queues_changed = True
@@ -157,7 +159,7 @@ def _drain(tx: Transaction, _: list[Request], __: int) -> None:
     tx.result.outgoing.drains = fleet.drains(tx.connection)
 
 
-def _name(item: Request) -> bytes:
+def _suspect_id(item: Request) -> bytes:
     return b"request %d" % item.id
 
 
@@ -175,8 +177,8 @@ def _refuse(tx: Transaction, item: Request, error: Exception) -> None:
     inbox.remove(tx.connection, [item.id])
 
 
-def cancel_asked(tx: Transaction, ids: list[bytes]) -> None:
-    """Cancel tasks by id. The turn task of a run of code stands for the run, whose code can clean up."""
+def cancel_by_id(tx: Transaction, ids: list[bytes]) -> None:
+    """Cancel tasks by id. The turn task of a code run stands for its run, whose code may clean up."""
     of_code = code_runs.of_code(tx.connection, ids)
     if of_code:
         latest = code_runs.latest(tx.connection, of_code)
@@ -185,7 +187,7 @@ def cancel_asked(tx: Transaction, ids: list[bytes]) -> None:
 
 
 def complete_tasks(tx: Transaction, items: list[Request]) -> None:
-    """End tasks that completed in transactions of their own; their workers' reports may have done so already."""
+    """End tasks that completed in their own transactions, unless their workers' reports have already ended them."""
     completed = completions.find(tx.connection, items)
     if completed:
         results = {row.id: row.result for row in completed}
@@ -193,19 +195,19 @@ def complete_tasks(tx: Transaction, items: list[Request]) -> None:
 
 
 def purge(tx: Transaction, runs: Runs, workers: Fleet, item: Request, limit: int) -> bool:
-    """Cancel what waited in a queue when this was asked, slice by slice of the open tasks; say whether it is done.
+    """Cancel the tasks that waited in a queue at the time of the request, slice by slice. Return whether all are done.
 
-    Where no worker serves the queue, what was handed out waits as well.
+    If no worker serves the queue, dispatched tasks count as waiting too.
     """
-    asked_at, queue = item.created_at, item.body["queue"]
-    assert asked_at is not None  # by the clock of Postgres, as tasks have the time at which they were enqueued
+    requested_at, queue = item.created_at, item.body["queue"]
+    assert requested_at is not None  # Postgres's clock, like the enqueue times of tasks
     is_unserved = workers.is_in_view and not workers.slots(queue)
 
     def cancel_slice(after: str | None, size: int) -> str | None:
         start = bytes.fromhex(after or "00" * 16)
-        found = queues.waiting_tasks(tx.connection, queue, asked_at, start, size, dispatched=is_unserved)
+        found = queues.waiting_tasks(tx.connection, queue, requested_at, start, size, dispatched=is_unserved)
         if found.waiting:
-            cancel_asked(tx, found.waiting)
+            cancel_by_id(tx, found.waiting)
             runs.advance(tx)
         return None if found.last is None else found.last.hex()
 
@@ -213,12 +215,12 @@ def purge(tx: Transaction, runs: Runs, workers: Fleet, item: Request, limit: int
 
 
 def _in_slices(tx: Transaction, item: Request, limit: int, do: Callable[[Any, int], Any]) -> bool:
-    """Go on with a request about many tasks as long as there is time, with at least one slice; say whether it is done.
+    """Continue a bulk request while there is time, for at least one slice. Return whether it is done.
 
-    `do` gets the beginning of a slice, and how many tasks it looks at. It returns the beginning of the next one: the
-    same again, if a lock is in the way, and None after the last one.
+    `do` gets the start of a slice and the number of tasks to examine. It returns the start of the next slice: the same
+    again if a lock is in the way, or None at the end.
     """
-    until = tx.budget.monotonic() + _SLICES_TIME
+    until = tx.budget.monotonic() + _SLICES_SECONDS
     after = item.body.get("after")
     while limit > 0:
         size, before = min(limit, _SLICE), after
@@ -233,42 +235,42 @@ def _in_slices(tx: Transaction, item: Request, limit: int, do: Callable[[Any, in
 
 
 def redrive_tasks(tx: Transaction, runs: Runs, item: Request, limit: int) -> bool:
-    """Open the failed tasks again that matched when this was asked, a slice at a time; say whether it is done."""
-    wanted = msgspec.convert(item.body, FailedFilter)
-    asked_at = tx.now - timedelta(seconds=item.age)
+    """Reopen the failed tasks that matched at the time of the request, slice by slice. Return whether all are done."""
+    failed_filter = msgspec.convert(item.body, FailedFilter)
+    requested_at = tx.now - timedelta(seconds=item.age)
 
     def retry_slice(after: EndCursor | None, size: int) -> EndCursor | None:
-        after = after or redrive.beginning(wanted)
-        found = redrive.matching(tx.connection, wanted, asked_at, after, size)
+        after = after or redrive.beginning(failed_filter)
+        found = redrive.matching(tx.connection, failed_filter, requested_at, after, size)
         return after if retry_tasks(tx, runs, found.tasks).contested else found.last
 
     return _in_slices(tx, item, limit, retry_slice)
 
 
 def enqueue_with_keys(tx: Transaction, items: list[Request]) -> set[int]:
-    """Create the tasks that running tasks enqueue under a free key; return the requests that must be made again.
+    """Create the tasks that running tasks enqueue under unique keys, and start runs. Return those to retry.
 
-    A task that enqueues under a taken key gets the id of the task that has it. Runs are started as well.
+    If a key is taken, the enqueuing task gets the id of the task that holds it.
     """
     first: dict[str, NewTask] = {}
-    wanted: list[tuple[int, NewTask, str]] = []
+    requests: list[tuple[int, NewTask, str]] = []
     starts: list[NewTask] = []
-    known = unique.known(tx.connection, [item.target for item in items])
+    existing = unique.known(tx.connection, [item.target for item in items])
     for item in items:
         task = unique.deferred(item.body)
         if is_start(task):
             starts.append(task)
-        elif item.target not in known and task.unique is not None:
+        elif item.target not in existing and task.unique is not None:
             first.setdefault(task.unique.key, task)
-            wanted.append((item.id, task, task.unique.key))
+            requests.append((item.id, task, task.unique.key))
     if starts:
         tx.result.outgoing.key_holders.update(start_runs(tx, starts))
     taken, contested = unique.take(tx.connection, list(first.values())) if first else (set(), set())
     create_tasks(tx, [task for task in first.values() if task.id in taken])
     tx.result.wake.contested |= bool(contested)
-    unfinished = {item for item, _, key in wanted if first[key].id in contested}
-    tx.result.outgoing.key_holders.update((task, KeyHolder(task)) for task in known | taken)
-    refused = [task for item, task, _ in wanted if item not in unfinished and task.id not in taken]
+    unfinished = {item for item, _, key in requests if first[key].id in contested}
+    tx.result.outgoing.key_holders.update((task, KeyHolder(task)) for task in existing | taken)
+    refused = [task for item, task, _ in requests if item not in unfinished and task.id not in taken]
     if refused:
         tx.result.outgoing.key_holders.update(unique.holders(tx.connection, refused))
     return unfinished
@@ -279,7 +281,7 @@ def _queues_changed(tx: Transaction, items: list[Request], _: int) -> None:  # n
 
 
 def settle_ends(tx: Transaction) -> None:
-    """Create what was to follow the tasks that ended, and free their keys."""
+    """Create the callbacks of ended tasks, and free their unique keys."""
     if tx.result.tasks.follow_ups:
         follow_ups = list(tx.result.tasks.follow_ups)
         tx.result.tasks.follow_ups.clear()
@@ -290,6 +292,5 @@ def settle_ends(tx: Transaction) -> None:
 
 
 def _refuse_task(tx: Transaction, task: NewTask, error: Exception) -> None:
-    """Go on without a task that cannot be created."""
     refused = Refused(f"task/{to_text(task.id)}", task.payload, f"{task.name}: {said(error)}")
     tx.result.outgoing.set_aside.append(refused)

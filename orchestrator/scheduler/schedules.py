@@ -1,7 +1,7 @@
-"""Fire schedules: start the runs that are due, and note when the next ones are, in the tick's transaction.
+"""Fire schedules in the tick's transaction: start the runs that are due, and store the next fire times.
 
-There is exactly one run per fire. The runs and the next fire are written together, under the leader's term; and the
-fire is part of the run's key, so that whatever the clock does, none is started again.
+Each fire starts exactly one run. The run and the next fire time are written together under the leader's term, and the
+fire time is part of the run's key, so that clock changes start no run twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from orchestrator.scheduler.code.runs import ask_to_cancel
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.runs.direct import create_begun
-from orchestrator.scheduler.transaction import Transaction, is_about_all, isolate
+from orchestrator.scheduler.transaction import Transaction, affects_everything, isolate
 from orchestrator.store.database import said
 from orchestrator.store.driver import savepoint
 from orchestrator.store.runs.creation import NewRun
@@ -35,45 +35,45 @@ from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
 
-_TIME = 0.03
-"""Seconds in which a tick fires schedules: dispatch waits, and the runs that it starts begin in the same tick."""
-_FEWEST = 100
-"""Fires of a tick, however long they take: a tick costs Postgres and the leader as much as some 40 fires do."""
+_FIRE_SECONDS = 0.03
+"""Seconds in which a tick fires schedules. Dispatch waits, and the started runs begin in the same tick."""
+_MIN_FIRES = 100
+"""Fires in a tick, at least, however long they take: a tick itself costs as much as some 40 fires."""
 _SLICE = 200
-"""Fires of the first tick, before it is known how long they take; and runs that a look at the backfills starts."""
-_MOST_BACKFILLS = 20
-_CANNOT_BE_READ = (*REFUSALS, LookupError, OSError)
-"""Errors of a definition that another release wrote, or of a time zone that this machine does not know."""
+"""Fires in the first tick, before their duration is known, and backfill runs started in one tick."""
+_MAX_BACKFILLS = 20
+_UNREADABLE = (*REFUSALS, LookupError, OSError)
+"""Errors for a definition that another release wrote, or a time zone unknown to this machine."""
 
 
 @dataclass
 class _Firing:
-    """The result of a look at one schedule."""
+    """The decision about one due schedule."""
 
     row: DueSchedule
     next_fire: datetime | None = None
     due_at: datetime | None = None
     runs: list[tuple[datetime, NewRun]] = field(default_factory=list)
     superseded: list[bytes] = field(default_factory=list)
-    """Open runs that are cancelled for a new one."""
+    """Open runs to cancel in favor of a new run."""
     skipped: int = 0
     error: str | None = None
 
 
 class FirePace:
-    """How many schedules a tick has time for, by the time that those of the last tick took."""
+    """Limits the schedules fired in a tick by the time that earlier fires took."""
 
     def __init__(self) -> None:
         self.size = _SLICE
 
     def learn(self, fires: int, seconds: float) -> None:
-        """Take note of how long so many took; the next tick has at most twice as many."""
-        in_time = int(fires * _TIME / seconds) if seconds > 0 else 2 * self.size
-        self.size = max(_FEWEST, min(in_time, 2 * self.size))
+        """Record the duration of `fires` fires. The limit at most doubles for the next tick."""
+        in_time = int(fires * _FIRE_SECONDS / seconds) if seconds > 0 else 2 * self.size
+        self.size = max(_MIN_FIRES, min(in_time, 2 * self.size))
 
 
 def fire_schedules(tx: Transaction, cancels: Cancels, pace: FirePace, limit: int) -> None:
-    """Fire schedules that are due, as many as there is time for. The rest is due in the next tick."""
+    """Fire due schedules, as many as there is time for. The rest stays due."""
     began, size = tx.budget.monotonic(), min(limit, pace.size)
     due = store.due(tx.connection, tx.now, size)
     if due:
@@ -83,8 +83,8 @@ def fire_schedules(tx: Transaction, cancels: Cancels, pace: FirePace, limit: int
 
 
 def _fire_slice(tx: Transaction, cancels: Cancels, due: Sequence[DueSchedule], room: int) -> None:
-    minding = [row.key for row in due if row.overlap in ("skip", "cancel_previous")]
-    open_runs = store.open_runs(tx.connection, minding) if minding else {}
+    limited = [row.key for row in due if row.overlap in ("skip", "cancel_previous")]
+    open_runs = store.open_runs(tx.connection, limited) if limited else {}
     isolate(
         tx,
         due,
@@ -107,12 +107,12 @@ def _fire(
 
 
 def _given_up(tx: Transaction, row: DueSchedule, open_runs: Mapping[str, list[bytes]], error: Exception) -> _Firing:
-    """Leave out the fires of a schedule whose runs cannot be started; if it cannot even be read, it fires no more."""
+    """Skip the due fires of a schedule whose runs cannot be started. Pause the schedule if it cannot even be read."""
     reason = f"Its runs could not be stored: {said(error)}"
     log.error("schedule.failed schedule=%s error=%s", row.key, reason)
     try:
         firing = _decide_fires(tx, row, open_runs.get(row.key, []), _SLICE)
-    except Exception as defect:  # noqa: BLE001  # whatever it is, it is this schedule's
+    except Exception as defect:  # noqa: BLE001  # any error here belongs to this schedule
         firing = _Firing(row)
         reason = f"It cannot be told when it fires, so it no longer does: {said(defect)}. Set it again."
     return replace(firing, runs=[], superseded=[], error=reason)
@@ -124,7 +124,7 @@ def _decide_fires(tx: Transaction, row: DueSchedule, open_runs: list[bytes], roo
         schedule = msgspec.json.decode(row.definition, type=Schedule)
         delay = delay_of(schedule, row.key)
         decision = decide(schedule, row.next_fire, tx.now - delay, room)
-    except _CANNOT_BE_READ as error:
+    except _UNREADABLE as error:
         firing.error = f"It cannot be told when it fires, so it no longer does: {error}. Set it again."
         return firing
     firing.next_fire = decision.next_fire
@@ -134,20 +134,20 @@ def _decide_fires(tx: Transaction, row: DueSchedule, open_runs: list[bytes], roo
 
 
 def _overlap(
-    tx: Transaction, firing: _Firing, schedule: Schedule, chosen: Sequence[datetime], open_runs: list[bytes]
+    tx: Transaction, firing: _Firing, schedule: Schedule, fire_times: Sequence[datetime], open_runs: list[bytes]
 ) -> None:
-    """Start what the schedule's policy lets start beside the runs that are open."""
+    """Start the runs that the schedule's overlap policy allows beside its open runs."""
     if schedule.overlap == "cancel_previous":
-        firing.skipped += len(chosen[:-1])
-        chosen = chosen[-1:]
-    for fire in chosen:
+        firing.skipped += len(fire_times[:-1])
+        fire_times = fire_times[-1:]
+    for fire in fire_times:
         if schedule.overlap == "skip" and (open_runs or firing.runs):
             firing.skipped += 1
             firing.error = None
             continue
         try:
             run = _run(tx, firing.row, schedule, fire, len(firing.runs))
-        except (InvalidWorkflow, *_CANNOT_BE_READ) as error:
+        except (InvalidWorkflow, *_UNREADABLE) as error:
             firing.error = f"The fire of {fire:%Y-%m-%d %H:%M:%S} UTC started nothing: {error}"
             continue
         firing.runs.append((fire, run if tx.spans is None else tx.spans.rooted(run)))
@@ -163,13 +163,13 @@ def _run(tx: Transaction, row: DueSchedule, schedule: Schedule, fire: datetime, 
 
 
 def _id_of_code(key: str, fire: datetime) -> bytes:
-    """Return the id of the run of code that a fire starts: always the same, for older releases gave it no key."""
+    """Return the id of the code run of a fire. It is derived: older releases stored no key."""
     digest = hashlib.blake2b(key.encode(), digest_size=10).digest()
     return time_ordered_id(int(fire.timestamp() * 1000), digest)
 
 
 def _run_id(now: datetime, key: str, place: int) -> bytes:
-    """Return an id that sorts by creation and, among runs created at once, by place: a queue starts in this order."""
+    """Return an id that sorts by creation time, then by place. A queue starts runs in this order."""
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return time_ordered_id(int(now.timestamp() * 1000), min(place, 0xFFF).to_bytes(2, "big") + digest)
 
@@ -179,9 +179,9 @@ def _write(tx: Transaction, cancels: Cancels, firings: Sequence[_Firing]) -> Non
     superseded: list[bytes] = []
     advances = []
     for firing in firings:
-        mine = [(fire, run.id) for fire, run in firing.runs if run.id in started]
-        superseded += firing.superseded if mine else []  # a fire that has had its run cancels nothing
-        last_fire, last_run = mine[-1] if mine else (None, None)
+        started_fires = [(fire, run.id) for fire, run in firing.runs if run.id in started]
+        superseded += firing.superseded if started_fires else []  # a fire that already had its run cancels nothing
+        last_fire, last_run = started_fires[-1] if started_fires else (None, None)
         advances.append(
             Advance(
                 place=firing.row.place,
@@ -191,7 +191,7 @@ def _write(tx: Transaction, cancels: Cancels, firings: Sequence[_Firing]) -> Non
                 due_at=firing.due_at,
                 last_fire=last_fire,
                 last_run=last_run,
-                fired=len(mine),
+                fired=len(started_fires),
                 skipped=firing.skipped,
                 error=firing.error,
             )
@@ -206,52 +206,54 @@ def _write(tx: Transaction, cancels: Cancels, firings: Sequence[_Firing]) -> Non
 
 
 def extend_backfills(tx: Transaction, limit: int) -> None:
-    """Start more of the backfills, the oldest first.
+    """Start more runs of open backfills, the oldest first.
 
-    The lane of each holds it to its concurrency; here only so many runs are created that the lane does not run dry
-    until the next look, and that a backfill of a hundred thousand does not fill the table.
+    A backfill's lane enforces its concurrency. This creates just enough runs to keep the lane busy until the next tick,
+    so that a backfill of a hundred thousand runs does not fill the table.
     """
     room = min(limit, _SLICE)
-    for backfill in backfills.open_backfills(tx.connection, _MOST_BACKFILLS):
-        wanted = min(room, backfill.concurrency + _SLICE - backfill.running)
-        if wanted > 0:
-            _extend(tx, backfill, wanted)
-            room -= wanted
+    for backfill in backfills.open_backfills(tx.connection, _MAX_BACKFILLS):
+        number = min(room, backfill.concurrency + _SLICE - backfill.running)
+        if number > 0:
+            _extend(tx, backfill, number)
+            room -= number
 
 
 def _extend(tx: Transaction, backfill: OpenBackfill, room: int) -> None:
-    """Start some more runs; what goes wrong once would go wrong every time, so it ends the backfill."""
+    """Start more runs of a backfill. End the backfill on an error, which would occur every time."""
     try:
         schedule = backfill.schedule
-        chosen = list(islice(fires(schedule, backfill.next_fire, backfill.end), room))
-        following = next_fire(schedule, chosen[-1]) if chosen else None
-        had = _had_runs(tx, backfill, chosen)
+        fire_times = list(islice(fires(schedule, backfill.next_fire, backfill.end), room))
+        following = next_fire(schedule, fire_times[-1]) if fire_times else None
+        existing = _existing_fires(tx, backfill, fire_times)
         new = [
-            _backfill_run(tx, backfill, schedule, fire, place) for place, fire in enumerate(chosen) if fire not in had
+            _backfill_run(tx, backfill, schedule, fire, place)
+            for place, fire in enumerate(fire_times)
+            if fire not in existing
         ]
         with savepoint(tx.connection):
             started = create_runs(tx, new if tx.spans is None else [tx.spans.rooted(run) for run in new])
     except Exception as error:
-        if is_about_all(error):
+        if affects_everything(error):
             raise
         log.error("backfill.failed backfill=%d error=%s", backfill.id, said(error))
         backfills.save(tx.connection, backfill.id, None, 0, 0, said(error))
         return
-    more = following if following is not None and following < backfill.end else None
-    backfills.save(tx.connection, backfill.id, more, len(chosen), len(started), None)
+    next_time = following if following is not None and following < backfill.end else None
+    backfills.save(tx.connection, backfill.id, next_time, len(fire_times), len(started), None)
 
 
-def _had_runs(tx: Transaction, backfill: OpenBackfill, chosen: Sequence[datetime]) -> set[datetime]:
-    """Return the fires whose run of code is known by its id; all others are known by their key."""
+def _existing_fires(tx: Transaction, backfill: OpenBackfill, fire_times: Sequence[datetime]) -> set[datetime]:
+    """Return the fires that have a code run, by its id. All other runs are recognized by their keys."""
     if backfill.code is None or backfill.again:
         return set()
-    fires = {_id_of_code(fire_key(key_of(backfill.workflow, backfill.name), fire), fire): fire for fire in chosen}
+    fires = {_id_of_code(fire_key(key_of(backfill.workflow, backfill.name), fire), fire): fire for fire in fire_times}
     return {fires[run] for run in results.run_states(tx.connection, list(fires))}
 
 
 def _backfill_run(tx: Transaction, backfill: OpenBackfill, schedule: Schedule, fire: datetime, place: int) -> NewRun:
     series = backfill.series
-    one_by_one = msgspec.structs.replace(schedule, overlap="allow")  # its own limit takes the place of overlap
+    one_by_one = msgspec.structs.replace(schedule, overlap="allow")  # its own limit replaces the overlap policy
     key = fire_key(series if backfill.again else key_of(backfill.workflow, backfill.name), fire)
     identifier = _run_id(tx.now, fire_key(series, fire), place)
     run = store.run_of(backfill.target, one_by_one, fire, identifier, series, tx.vault, key=key)

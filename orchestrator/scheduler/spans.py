@@ -1,4 +1,4 @@
-"""The leader's spans: of tasks that were handed out, and of runs that ended. A thread makes them after the commit."""
+"""The leader's spans: of dispatched tasks and of ended runs. A thread creates them after the commit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from orchestrator.store.tasks.claims import Claimed
 if TYPE_CHECKING:
     from orchestrator.tracing.spans import Spans
 
-_MOST = 10_000
-"""Commits whose spans may wait for the thread; then the oldest go."""
+_MAX_QUEUED = 10_000
+"""Commits whose spans may wait for the thread, at most; beyond that, the oldest are dropped."""
 
 
 class _Committed(NamedTuple):
-    """The spans of one commit."""
+    """The tasks and runs of one commit that get spans."""
 
     at: float
     tasks: list[Claimed]
@@ -30,54 +30,54 @@ class _Committed(NamedTuple):
 
 
 class LeaderSpans(CommitHooks):
-    """Lives as long as its process, over all terms. A tick only puts down what there are spans of."""
+    """Creates spans over the life of the process, across terms. A tick only queues the data."""
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
-        self._waiting: deque[_Committed] = deque(maxlen=_MOST)
-        self._some = threading.Event()
+        self._queued: deque[_Committed] = deque(maxlen=_MAX_QUEUED)
+        self._has_queued = threading.Event()
         threading.Thread(target=self._work, name="spans", daemon=True).start()
 
     def rooted(self, run: NewRun) -> NewRun:
-        """Return a run that comes of no span, as that of a schedule, with a trace that begins with it."""
+        """Give a run without a trace, such as a scheduled run, a trace that begins with the run."""
         return run if run.trace is not None else run._replace(trace=self._spans.root_of_run(run.id, run.name))
 
     def committed(self, tick: TickResult) -> None:
-        """Put down what was handed out, and what has ended."""
+        """Queue the dispatched tasks and ended runs that have traces."""
         tasks = [task for task in tick.outgoing.claimed if task.trace is not None and not task.is_turn_task]
         runs = [run for run in tick.outgoing.runs if run.trace is not None and run.state in ENDED_RUN_STATES]
         if tasks or runs:
-            self._waiting.append(_Committed(time.time(), tasks, runs))
-            self._some.set()
+            self._queued.append(_Committed(time.time(), tasks, runs))
+            self._has_queued.set()
 
     def close(self, seconds: float) -> None:
-        """Make the last ones, and wait so long for them to be sent."""
-        while self._waiting:
-            self._make(self._waiting.popleft())
+        """Create the queued spans, and wait so many seconds for them to be sent."""
+        while self._queued:
+            self._create_spans(self._queued.popleft())
         self._spans.flush(seconds)
 
     def _work(self) -> None:
         while True:
-            self._some.wait()
-            self._some.clear()
+            self._has_queued.wait()
+            self._has_queued.clear()
             while True:
                 try:
-                    commit = self._waiting.popleft()
+                    commit = self._queued.popleft()
                 except IndexError:
                     break
-                self._make(commit)
+                self._create_spans(commit)
 
-    def _make(self, commit: _Committed) -> None:
+    def _create_spans(self, commit: _Committed) -> None:
         for task in commit.tasks:
-            about: dict[str, str | int] = {
+            attributes: dict[str, str | int] = {
                 "messaging.destination.name": task.queue,
                 "messaging.message.id": to_text(task.id),
                 "orchestrator.attempt": task.attempt,
             }
             if task.run_id is not None:
-                about["orchestrator.run.id"] = to_text(task.run_id)
+                attributes["orchestrator.run.id"] = to_text(task.run_id)
             assert task.trace is not None
-            self._spans.dispatch(task.trace, task.name, task.ready or commit.at, commit.at, about)
+            self._spans.dispatch(task.trace, task.name, task.ready or commit.at, commit.at, attributes)
         for run in commit.runs:
             assert run.trace is not None
             name = run.workflow or "run of many"

@@ -1,16 +1,16 @@
-"""The scheduler's heart: one term at the head, one tick after another, one transaction each.
+"""One term of leadership: a sequence of ticks, each of which is one transaction.
 
-tick:  look at the fleet              once a second, and when it says that it has changed
-       read a batch of events         blocks until there is one, or something is due
-       one transaction, guarded by my term:
-           apply reports and inbox
-           advance the runs they touch
-           fire what is due
-           claim what is ready
+tick:  check the fleet                once a second, and when a worker announces a change
+       read a batch of events         blocks until one arrives or work is due
+       one transaction, guarded by the term:
+           apply reports and the inbox
+           advance the runs that they touch
+           fire due schedules and timers
+           claim ready tasks
            record the events cursor
-       publish: what is applied, for workers; what has ended, for waiters; the claimed tasks
+       publish: the applied position to workers, ends to waiting clients, claimed tasks to queues
 
-Some ticks are one message to Postgres: `_shorten` says which.
+Some ticks are a single round trip to Postgres; see `_shorten`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.tasks.creation import Foreseen
 from orchestrator.scheduler.tasks.reports import Decoded, Reports
 from orchestrator.scheduler.tick_result import CommitHooks, TickResult
-from orchestrator.scheduler.transaction import Transaction, is_about_all
+from orchestrator.scheduler.transaction import Transaction, affects_everything
 from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings
 from orchestrator.store import database
@@ -65,17 +65,17 @@ from orchestrator.transport.leader.streams import Inbound, LeaderStreams
 log = get_logger("scheduler")
 
 _FAILED_PAUSE = 0.5
-"""Seconds in which a part of a tick that failed is not tried again, unless something happens."""
-_SAYS_EVERY = 1.0
-"""Seconds between two log lines about parts that do less."""
-_FEW = 20
-"""Reports that are applied and committed in one message: for more, a round trip of their own does not matter."""
-_REST = 0.005
-"""Seconds after nudges that came to nothing, because no worker had room, in which a leader does not listen."""
+"""Seconds before a part of a tick that failed is tried again, unless an event arrives."""
+_LOG_INTERVAL = 1.0
+"""Seconds between two log entries about slowed parts."""
+_MAX_SHORT_REPORTS = 20
+"""Reports that may be applied and committed in one round trip, at most. For more, the round trip hardly matters."""
+_NUDGE_PAUSE = 0.005
+"""Seconds for which the leader does not listen after nudges that led to nothing because no worker had room."""
 
 
 class Term:
-    """Starts from what Postgres and Redis say; nothing is carried over from another term but the pace."""
+    """The leader's state for one term. It starts from Postgres and Redis; only `pace` outlives a term."""
 
     def __init__(
         self,
@@ -102,20 +102,20 @@ class Term:
         self._on_ended = on_ended
         self._monotonic = monotonic
         self._is_bisecting = bool(pace.parts)
-        self._late_part: str | None = None
-        """Of the last tick that failed, the part whose statement took too long."""
-        self._said_at = 0.0
-        """When it was last said that parts do less."""
+        self._blamed_part: str | None = None
+        """The part of the last failed tick whose statement took too long."""
+        self._logged_at = 0.0
+        """The monotonic time of the last log entry about slowed parts."""
         self.due_in = 0.0
-        """Seconds for which nothing is due, unless something comes in; counted from `_due_since`."""
+        """Seconds until work is due, unless an event arrives; counted from `_due_since`."""
         self._due_since = 0.0
         self._nudged_in_vain = False
-        self._are_single = True
-        """The first task that was reported last has ended without consequences for other tasks and runs."""
-        self._is_short = False
+        self._last_was_single = True
+        """The first task reported in the last tick ended without consequences for other tasks and runs."""
+        self._may_be_committed = False
         """The last tick may have been committed before its end."""
-        self._began: float | None = None
-        """When the transaction began that is open, or that failed last."""
+        self._began_at: float | None = None
+        """The monotonic start of the open transaction, or of the one that failed last."""
 
         nesting = Nesting(settings.max_depth, settings.max_descendants)
         self.fleet = fleet = Fleet(settings.worker_ttl)
@@ -164,13 +164,13 @@ class Term:
         )
         self._throughput = ThroughputRecord(meter, leadership.term)
         self._foreseen = Foreseen()
-        self._publishing: tuple[CommitHooks, ...] = (code, watch, self.link)
-        """These hear of a commit before it is published, all others afterwards: workers do not wait for them."""
+        self._before_publish: tuple[CommitHooks, ...] = (code, watch, self.link)
+        """Parts notified of a commit before it is published. The rest is notified afterwards."""
         parts = (dispatcher, dags, flows, backlog, self.pending_work, self._throughput, meter, self._foreseen)
-        self._remembering: tuple[CommitHooks, ...] = parts if spans is None else (*parts, spans)
+        self._after_publish: tuple[CommitHooks, ...] = parts if spans is None else (*parts, spans)
 
     def begin(self) -> None:
-        """Read what is in flight, and have pushes of this term accepted."""
+        """Read the attempts in flight from Postgres, and make Redis accept writes of this term."""
         with self._leadership.reading() as connection:
             self.dispatcher.recount(waiting.in_flight(connection))
             self.fleet.capabilities.holds = {CapacityHold.parse(*found) for found in waiting.crowded(connection)}
@@ -184,33 +184,33 @@ class Term:
 
     @property
     def took(self) -> float:
-        """Seconds since the transaction began that is open, or that has just failed."""
-        return 0.0 if self._began is None else self._monotonic() - self._began
+        """Seconds since the open transaction began, or the one that has just failed."""
+        return 0.0 if self._began_at is None else self._monotonic() - self._began_at
 
     # -- the tick
 
     def tick(self) -> None:
-        """Apply what came in, decide what follows, and hand out what is ready."""
+        """Apply incoming events, decide what follows, and dispatch ready tasks."""
         suspicion = self._check_fleet()
         inbound = self._read(suspicion)
         decoded = self._reports.decode(inbound)
         try:
             tx = self._commit(inbound, decoded, suspicion)
         except Exception as error:
-            is_known = self._late_part is not None
-            if self._is_bisecting or (is_about_all(error) and not is_known):
+            is_part_known = self._blamed_part is not None
+            if self._is_bisecting or (affects_everything(error) and not is_part_known):
                 raise
-            if is_known:
+            if is_part_known:
                 log.warning(
                     "scheduler.statement_cancelled part=%r statement=%s: it took too long; the next ticks do less",
-                    self._late_part,
+                    self._blamed_part,
                     statement_of(error),
                 )
             else:
                 log.error("scheduler.tick_rolled_back error=%s: the next tick looks for the cause", first_line(error))
             self._is_bisecting = True
-            if self._is_short:
-                self._look_again()
+            if self._may_be_committed:
+                self._reload()
             return
         ended, had_room = tx.result.outgoing.ended, self.dispatcher.last.had_room
         self._nudged_in_vain = inbound.nudged and not (inbound.entries or inbound.fleet_changed or ended or had_room)
@@ -221,24 +221,24 @@ class Term:
         self._meter.ticked(self._monotonic() - self._due_since)
 
     def _commit(self, inbound: Inbound, decoded: Decoded, suspicion: Suspicion | None) -> Transaction:
-        """Do everything that a tick does to Postgres; without foresight, if that was wrong."""
+        """Run and commit the tick's transaction. Run it again without foreseen ends if those were wrong."""
         try:
-            return self._try(inbound, decoded, suspicion)
+            return self._run_transaction(inbound, decoded, suspicion)
         except exc.DataError as error:
             if not is_unforeseen(error):
                 raise
-        return self._try(inbound, decoded, suspicion)
+        return self._run_transaction(inbound, decoded, suspicion)
 
-    def _try(self, inbound: Inbound, decoded: Decoded, suspicion: Suspicion | None) -> Transaction:
-        cursor, thorough = self._behind(inbound), inbound.wants_look or suspicion is not None
+    def _run_transaction(self, inbound: Inbound, decoded: Decoded, suspicion: Suspicion | None) -> Transaction:
+        cursor, is_full_check = self._cursor_after(inbound), inbound.wants_look or suspicion is not None
         are_plain = decoded.are_plain_successes() and not inbound.nudged
-        self._is_short = False
-        with self._transaction(cursor, with_pending_work=thorough) as (tx, pending_work):
-            if not thorough:
+        self._may_be_committed = False
+        with self._transaction(cursor, with_pending_work=is_full_check) as (tx, pending_work):
+            if not is_full_check:
                 self._shorten(tx, cursor, decoded, are_plain=are_plain, is_nudged=inbound.nudged)
             self._reports.apply(tx, decoded)
             if moved := tx.result.outgoing.moved:
-                self._are_single = moved[0].is_single
+                self._last_was_single = moved[0].is_single
             if suspicion is not None and inbound.complete:
                 lost, tx.result.outgoing.withdrawn = self._reconciler.judge(suspicion)
                 self._reports.apply_reports(tx, lost)
@@ -250,9 +250,9 @@ class Term:
                 self.lanes.release_stopped(tx, self.fleet)
             if self.link.can_write and not (are_plain and self._is_drained(tx.result)):
                 if inbound.nudged:
-                    tx.created = None  # others may be ready, which are claimed with them
+                    tx.created = None  # more tasks may be ready; claim them together
                 if self.dispatcher.is_slow:
-                    flush(tx.connection)  # what a claim takes is measured
+                    flush(tx.connection)  # the duration of a claim is measured
                 self.dispatcher.claim(tx, self._settings.unknown_task_timeout)
                 self.code.attach_events(tx)
                 self.due_in = min(self.due_in, self.dispatcher.due_in(tx.now))
@@ -261,28 +261,28 @@ class Term:
         return tx
 
     def _shorten(self, tx: Transaction, cursor: Cursor, decoded: Decoded, *, are_plain: bool, is_nudged: bool) -> None:
-        """Let a tick that only claims, only applies, or applies what was foreseen be one round trip.
+        """Let the tick be one round trip if it only claims, only applies reports, or applies foreseen ends.
 
-        Anything else goes into another transaction of the same tick.
+        Any further work goes into a second transaction of the same tick.
         """
         if cursor is self.generations.cursor:
-            self._is_short = tx.may_end_with_claim = True
-        elif len(decoded.reports) > _FEW:
+            self._may_be_committed = tx.may_end_with_claim = True
+        elif len(decoded.reports) > _MAX_SHORT_REPORTS:
             return
-        elif are_plain and self._are_single and self._was_drained:
-            self._is_short = True
+        elif are_plain and self._last_was_single and self._was_drained:
+            self._may_be_committed = True
             tx.succeed_and_commit = partial(self._leadership.succeed_and_commit, tx.connection, tx.now, cursor)
-        elif tx.may_gather and not (tx.is_watched or (is_nudged and (decoded.turns or not self._are_single))):
+        elif tx.may_gather and not (tx.is_watched or (is_nudged and (decoded.turns or not self._last_was_single))):
             reports = (report for _, _, report in decoded.reports)
             tx.foreseen = self._foreseen.ends(reports, single=is_nudged)
             if tx.foreseen is not None:
-                self._is_short = True
+                self._may_be_committed = True
                 tx.may_end_with_claim = is_nudged
                 tx.commit_with_next = partial(self._leadership.commit_with_next, tx.connection, cursor)
 
-    def _look_again(self) -> None:
-        """Read from Postgres what a tick has committed that failed afterwards. Nobody was notified of it: claimed tasks
-        are found missing and returned, waiting clients look by themselves."""
+    def _reload(self) -> None:
+        """Reload state that a failed tick had already committed. Its results were not published: the reconciler returns
+        the claimed tasks, and waiting clients poll."""
         with self._leadership.reading() as connection:
             self.dispatcher.recount(waiting.in_flight(connection))
         self.generations.cursor = self._leadership.cursor() or self.generations.cursor
@@ -293,10 +293,9 @@ class Term:
         return self.pending_work.was_empty and self.dispatcher.last.has_drained
 
     def _is_drained(self, tick: TickResult) -> bool:
-        """Say whether nothing can be ready: the last claim has left nothing, and nothing comes of what has succeeded.
+        """Return whether no task can be ready: the last claim left none, and the successes of this tick lead to none.
 
-        An enqueue nudges the leader, and a nudged tick claims. If a nudge is lost, the next look at the fleet makes up
-        for it.
+        An enqueue nudges the leader, and a nudged tick claims. If a nudge is lost, the next fleet check finds the task.
         """
         return self._was_drained and all(task.is_single for task in tick.outgoing.moved)
 
@@ -304,10 +303,10 @@ class Term:
         return self._fleet_check.run() if self._monotonic() >= self.watch.due_at else None
 
     def _read(self, suspicion: Suspicion | None) -> Inbound:
-        """Read a batch of events, waiting for the first; after a look, all there are.
+        """Read a batch of events, waiting for the first; after a fleet check, read all of them without waiting.
 
-        After nudges that came to nothing more may gather: where no worker has room, every enqueue would cost a tick.
-        Where one has, a nudge comes to nothing if its task was found before it: the next may have one to find.
+        After nudges that led to nothing, pause so that more gather: while no worker has room, each enqueue would cost a
+        tick. There is no pause while a worker has room: an earlier tick had claimed the nudged task.
         """
         if not self.link.can_read:
             self._stopping.wait(min(self.due_in, 0.1))
@@ -315,16 +314,16 @@ class Term:
         until = min(self._due_since + self.due_in, self.watch.due_at)
         if self._nudged_in_vain and suspicion is None:
             self._nudged_in_vain = False
-            self._stopping.wait(min(_REST, until - self._monotonic()))
+            self._stopping.wait(min(_NUDGE_PAUSE, until - self._monotonic()))
         return self.link.read(until if suspicion is None else None)
 
-    def _behind(self, inbound: Inbound) -> Cursor:
+    def _cursor_after(self, inbound: Inbound) -> Cursor:
         cursor = self.generations.cursor
         return cursor._replace(position=inbound.entries[-1][0]) if inbound.entries else cursor
 
     def _apply_leftover(self, inbound: Inbound, cursor: Cursor) -> Sequence[Ended]:
-        """Apply what still stands in the stream of a generation that ends, up to a cursor; return what ended."""
-        self._is_bisecting = True  # nothing that stands there may keep the next generation from beginning
+        """Apply the events left in an ending generation's stream, up to a cursor. Return what ended."""
+        self._is_bisecting = True  # no leftover event may keep the next generation from beginning
         decoded = self._reports.decode(inbound)
         with self._transaction(cursor) as (tx, _):
             self._reports.apply(tx, decoded)
@@ -340,14 +339,14 @@ class Term:
     def _transaction(
         self, cursor: Cursor, *, with_pending_work: bool = False
     ) -> Iterator[tuple[Transaction, PendingWorkProbe | None]]:
-        """Open a transaction; caches hear that it has failed, and `_publishing` that it has not."""
+        """Open a transaction. All caches are notified of a rollback, and `_before_publish` of a commit."""
         budget, result = self._pace.budget(), TickResult()
         began: float | None = None
         try:
             with self._leadership.writing(
                 self._monotonic(), with_pending_work=with_pending_work, may_begin_later=not self._is_bisecting
             ) as writing:
-                self._began = self._due_since = began = self._monotonic()
+                self._began_at = self._due_since = began = self._monotonic()
                 watched, undone = self._streams.fleet.is_watched, self._rolled_back
                 tx = Transaction(
                     writing.connection, writing.now, budget, self._is_bisecting, not self._is_bisecting, watched, undone
@@ -363,32 +362,31 @@ class Term:
             self._meter.failed_ticks += 1
             took, is_late = 0.0 if began is None else self._monotonic() - began, database.is_timeout(error)
             self._pace.interrupted(budget, by_postgres=is_late, took=took)
-            self._late_part = budget.late_part if is_late else None
-            if self._late_part is not None:
-                self._pace.parts.timed_out(self._late_part, statement_of(error))
+            self._blamed_part = budget.blamed_part if is_late else None
+            if self._blamed_part is not None:
+                self._pace.parts.timed_out(self._blamed_part, statement_of(error))
             self._rolled_back()
             self.due_in = 0.0
             raise
         self._pace.worked(budget, self.took)
-        if self._pace.parts and self._monotonic() >= self._said_at + _SAYS_EVERY:
-            self._said_at = self._monotonic()
+        if self._pace.parts and self._monotonic() >= self._logged_at + _LOG_INTERVAL:
+            self._logged_at = self._monotonic()
             self._streams.complain(self._pace.parts.describe() or "")
-        self._began = None
+        self._began_at = None
         self.generations.cursor = cursor
-        for part in self._publishing:
+        for part in self._before_publish:
             part.committed(result)
 
     def _committed(self, tick: TickResult) -> None:
-        """Have all others hear of a commit."""
-        for part in self._remembering:
+        for part in self._after_publish:
             part.committed(tick)
         self._on_ended(len(tick.outgoing.ended))
         self._is_bisecting = bool(tick.failed_parts or self._pace.parts)
         if self.link.has_pages:
             self.due_in = 0.0
-        elif tick.failed_parts:  # it is tried again, but all the others come first
+        elif tick.failed_parts:  # it is tried again, but all other work comes first
             self.due_in = max(self.due_in, _FAILED_PAUSE)
 
     def _rolled_back(self) -> None:
-        for part in (*self._publishing, *self._remembering):
+        for part in (*self._before_publish, *self._after_publish):
             part.rolled_back()

@@ -1,7 +1,7 @@
-"""What a transaction has brought about: a value that is filled while it is open, and published after the commit.
+"""The result of a transaction: filled while the transaction is open, published after the commit.
 
-Nothing outside Postgres may hear of it before. A part of a tick that may fail on its own fills a result of its own,
-which is merged if the part succeeds (`transaction.py`).
+Nothing outside Postgres may learn of the changes before the commit. A part of a tick that may fail alone fills a
+separate result, which is merged if the part succeeds (`transaction.py`).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Paged(NamedTuple):
 
     task: Claimed
     activation: Activation
-    """Without the events."""
+    """The activation without its events."""
     unshown: Unshown
 
 
 class ChangesByRun(dict[bytes, RunChanges]):
-    """The changes of each run, combined."""
+    """The combined changes of each run."""
 
     def __missing__(self, run: bytes) -> RunChanges:
         changes = RunChanges(defaultdict(int), ended=defaultdict(int), reopened=defaultdict(int), facts=[])
@@ -62,74 +62,74 @@ _MERGE: dict[type, Callable[[Any, Any], Any]] = {
     int: add,
     bool: or_,
 }
-"""How a field takes over what a part has, by its type; of all other types, the latest value that is not None counts."""
+"""How each type of field is merged. For other types, the latest value that is not None wins."""
 
 
 class _Mergeable(msgspec.Struct):
-    """Fields that grow. Every tick makes all of them, which takes dataclasses three times as long."""
+    """Mergeable fields. A Struct, because every tick makes all of them and dataclasses take three times as long."""
 
     def merge(self, other: Self) -> None:
-        """Add what another one has."""
+        """Merge the fields of another result into this one."""
         for name in self.__struct_fields__:
             mine, more = getattr(self, name), getattr(other, name)
             if isinstance(mine, _Mergeable):
                 mine.merge(more)
-            elif more is not None:  # an empty value is one too
+            elif more is not None:  # an empty value overrides too
                 rule = _MERGE.get(type(mine))
                 setattr(self, name, more if rule is None else rule(mine, more))
 
 
 class Wakeups(_Mergeable):
-    """Why the leader has to look again, in this tick or the next."""
+    """Reasons for the leader to look for work again, in this tick or the next."""
 
     delayed: bool = False
-    """A task was given a time at which it is due."""
+    """A task was given a due time."""
     handed_back: bool = False
-    """A worker has handed a task back, which may have expired meanwhile: then it is not handed out again."""
+    """A worker returned a task. It may have expired meanwhile, and must be checked before the next dispatch."""
     requests: bool = False
-    """The leader has put something into its own inbox, or made something ready that it finds like that."""
+    """The leader added to its own inbox, or made work ready that it finds by the same query."""
     contested: bool = False
-    """Something in the inbox must wait for a transaction that has not ended."""
+    """A request in the inbox must wait for an open transaction."""
     queues_changed: bool = False
     """A queue was paused, resumed or limited."""
     runs_to_begin: bool = False
-    """Runs came up after the pending work was read: children, those that an event started, unparked ones."""
+    """Runs to begin appeared after the pending work was read: children, runs started by events, unparked runs."""
     runs_to_expand: bool = False
-    """Runs have more to start than there was room for. They go on in the next tick, and do not wait for a look."""
+    """Runs have more tasks to start than there was room for. They continue in the next tick."""
     advanced: bool = False
-    """Runs were counted or planned, and may wait for the leader in some other way now."""
+    """Runs were counted or planned, and may now wait for the leader for another reason."""
 
 
 class TickTasks(_Mergeable):
-    """Tasks that moved, as far as something is still to follow in the same transaction."""
+    """Tasks that changed state and still have consequences in the same transaction."""
 
     results: dict[tuple[bytes, str], bytes] = {}
-    """By run and step, the result of the last task of it that has ended well: steps below may read it."""
+    """The result of the last successful task of each run and step. Later steps may read it."""
     follow_ups: list[NewTask] = []
-    """Tasks that were asked for when others end."""
+    """Tasks requested as callbacks of tasks that ended."""
     keys: list[tuple[str, bytes]] = []
-    """Unique keys of tasks that ended, and those tasks."""
+    """Unique keys of ended tasks, with the ids of those tasks."""
     foreseen: list[Moved] = []
-    """Tasks that were created as claimed, as they are once they have succeeded."""
+    """Tasks that were created as claimed, in the state that they have once they succeed."""
 
 
 class TickRuns(_Mergeable):
-    """Runs to be notified or ended in the same transaction."""
+    """Runs to notify or end in the same transaction."""
 
     changes: ChangesByRun = msgspec.field(default_factory=ChangesByRun)
-    """Changes of their tasks and child runs that are pending."""
+    """Pending changes of runs, from their tasks and child runs."""
     turn_task_ends: list[TurnTaskEnd] = []
     """Turn tasks that ended, and whose runs have not been ended yet."""
     continuing: dict[bytes, ContinueRun] = {}
-    """Of those runs, the ones that end to go on in another."""
-    unheard: dict[bytes, int] = {}
-    """Of those runs, the ones to which more has happened than their code was shown, and the last event that it was."""
+    """Runs with an ended turn task that continue as a new run."""
+    last_seen: dict[bytes, int] = {}
+    """Runs with an ended turn task and unseen events, with the last event that their code saw."""
 
     def __bool__(self) -> bool:
         return bool(self.changes or self.turn_task_ends)
 
     def child_ended(self, parent: bytes, state: str, of: str | Outcome) -> None:
-        """Take note of a child run that ended: of a step of its parent, or with what its parent's code learns."""
+        """Count a child run that ended: as a step of its parent, or as an event for the parent's code."""
         changes = self.changes[parent]
         changes.count_end(state)
         if isinstance(of, str):
@@ -138,92 +138,92 @@ class TickRuns(_Mergeable):
             changes.facts.append(of)
 
     def flow_learns(self, run: bytes, *facts: Fact) -> None:
-        """Take note of what happened to a flow beside its tasks."""
+        """Add facts about a flow that do not come from its tasks."""
         changes = self.changes[run]
         changes.facts += facts
         changes.of_flow = True
 
 
 class Capacity(_Mergeable):
-    """Capacity that became free, and workers that lack something."""
+    """Capacity that became free, and data keys, names and places that workers lack."""
 
     landed: Counter[str] = msgspec.field(default_factory=Counter)
-    """By queue, how many tasks are no longer in flight."""
+    """Tasks that left flight, by queue."""
     finished: Counter[str] = msgspec.field(default_factory=Counter)
-    """By queue, how many tasks a worker finished."""
+    """Tasks that a worker finished, by queue."""
     left_lanes: list[str] = []
-    """Lanes, once for each of their tasks that is no longer in flight."""
+    """The lane of each task that left flight, repeated once per task."""
     begun: list[tuple[bytes, int]] = []
-    """Attempts that are said to have begun."""
+    """Attempts reported as begun."""
     lingering: list[tuple[bytes, int, str]] = []
-    """Attempts, with their lanes, that have ended and whose code may still run."""
+    """Attempts, with their lanes, that have ended but whose code may still run."""
     turns_over: list[tuple[bytes, int]] = []
-    """Activations that are no longer in flight: run and attempt."""
+    """Activations that left flight: run and attempt."""
     denied: list[tuple[str, str]] = []
-    """Workers that handed a task back because they do not know it, and its name."""
+    """Workers that returned a task because they do not know it, with the task's name."""
     lacking: list[str] = []
-    """Data keys that a worker lacked for a task, which it handed back."""
+    """Data keys that a worker lacked for a task, which it returned."""
     holds: dict[CapacityHold, bool] = {}
-    """For tasks that only some workers know: whether some are held now."""
+    """Holds on tasks that only some workers know, and whether any such tasks are held now."""
 
 
 class TickCode(_Mergeable):
-    """What the leader remembers of runs of code once this stands."""
+    """Changes to the leader's memory of code runs, applied after the commit."""
 
-    asked: list[tuple[bytes, Query]] = []
-    """Runs, and what is asked of their code."""
-    passed_on: list[bytes] = []
-    """Ended runs whose queries were passed on or answered."""
+    queries: list[tuple[bytes, Query]] = []
+    """Queries for the code of runs."""
+    forwarded: list[bytes] = []
+    """Ended runs whose queries were forwarded or answered."""
     sent: dict[bytes, int] = {}
     """Runs with a query in flight, and its attempt."""
     reported: list[bytes] = []
     """Runs whose queries need not be sent again."""
-    near: dict[bytes, str] = {}
-    """Tasks that code waits for and for nothing else, and the worker that has the code: they had better run there."""
-    freed: tuple[frozenset[bytes], bytes] | None = None
-    """For which workers stuck runs were freed, and up to which run; empty if all were."""
-    tried: tuple[frozenset[str], float] | None = None
-    """Digests of the code that runs whose processes died were tried with, and when there is another look at them."""
-    looked_to: tuple[str, bytes] | None = None
-    """Up to which wait runs were told of ends that a leader before did not look for."""
+    preferred_workers: dict[bytes, str] = {}
+    """Tasks that are the only thing their code waits for, and the worker that holds the code. They should run there."""
+    freed_up_to: tuple[frozenset[bytes], bytes] | None = None
+    """The workers for which stuck runs were freed, and the last run examined; an empty id means that all were freed."""
+    tried_code: tuple[frozenset[str], float] | None = None
+    """Digests of the code with which runs of dead processes were tried, and when to look at these runs again."""
+    waits_checked_to: tuple[str, bytes] | None = None
+    """The last wait examined for ends of runs that the previous leader had not delivered."""
 
 
 class Outgoing(_Mergeable):
     """Messages to publish after the commit."""
 
     claimed: list[Claimed] = []
-    """Tasks to push."""
+    """Claimed tasks to push."""
     paged: list[Paged] = []
-    """Those of them that are activations which go page by page."""
+    """Claimed activations that are sent in pages."""
     replays: list[Claimed] = []
-    """Queries of ended runs, for which there is no task."""
+    """Queries of ended runs, which have no task."""
     ended: list[Ended] = []
     """Tasks and runs that ended, for waiting clients."""
     revoked: list[Moved] = []
-    """Attempts that a worker may still be running and that no longer count."""
+    """Attempts that no longer count, but that a worker may still be running."""
     withdrawn: dict[str, list[str]] = {}
-    """By queue, messages that must not be received any more."""
+    """Messages that workers must not receive anymore, by queue."""
     key_holders: dict[bytes, KeyHolder] = {}
-    """By the id of a task that a running task wants, which one has its key; for that running task."""
+    """Holders of unique keys, by the id of the task that a running task wants to enqueue. An answer to it."""
     set_aside: list[Refused] = []
     """Events that could not be applied."""
     moved: list[Moved] = []
-    """Tasks that changed their state, turn tasks included, for live events."""
+    """Tasks that changed state, including turn tasks, for live events."""
     runs: list[RunRow] = []
-    """Runs that have begun or ended."""
+    """Runs that began or ended."""
     counted: list[bytes] = []
-    """Runs of which something else has changed."""
+    """Runs with other changes."""
     drains: frozenset[bytes] | None = None
-    """All workers that are ordered to drain, if another one is among them."""
+    """All workers ordered to drain, if one was added."""
 
 
-_LOOKS = 4
-"""Of a batch, how many are looked at for their times, at least."""
+_MIN_SAMPLES = 4
+"""Attempts sampled from a batch for their durations, at least."""
 _queue, _state, _queue_and_state = attrgetter("queue"), attrgetter("state"), attrgetter("queue", "state")
 
 
 class _Timed(Protocol):
-    """An attempt of which it is known how long it ran."""
+    """A finished attempt whose duration may be known."""
 
     @property
     def id(self) -> bytes: ...
@@ -232,28 +232,28 @@ class _Timed(Protocol):
 
 
 def sampled(number: int) -> Iterator[tuple[int, int]]:
-    """Yield all places of a small batch, or every n-th of a large one, and for how many of it each stands."""
-    step = max(1, number // _LOOKS)
+    """Yield the index of each sampled item of a batch, and how many items the sample stands for."""
+    step = max(1, number // _MIN_SAMPLES)
     for place in range(0, number, step):
         yield place, min(step, number - place)
 
 
 class Counts(_Mergeable):
-    """Counts for monitoring, valid once it commits."""
+    """Counts for monitoring, valid after the commit."""
 
     moved: list[tuple[str, str, int]] = []
-    """Queues, states, and how many tasks have come to that."""
+    """Queues, states, and the number of tasks that reached the state."""
     retried: list[str] = []
-    """Queues, once for each attempt that failed and is tried again."""
+    """The queue of each failed attempt that is retried."""
     lost: list[str] = []
-    """Queues, once for each attempt that was lost with its worker."""
-    ran: list[tuple[str, float, int]] = []
-    """Queues, how long an attempt of theirs ran, and for how many it stands."""
+    """The queue of each attempt that was lost with its worker."""
+    durations: list[tuple[str, float, int]] = []
+    """Queues, the duration of a sampled attempt in seconds, and how many attempts it stands for."""
     reports: int = 0
-    """How many reports were applied."""
+    """The number of applied reports."""
 
     def add(self, moved: Sequence[Moved]) -> None:
-        """Take note of tasks that a statement moved: as a rule all in one queue, and to one state."""
+        """Count tasks that a statement changed. Usually they share one queue and one state."""
         queues, states = set(map(_queue, moved)), set(map(_state, moved))
         if len(queues) == len(states) == 1:
             self.moved.append((queues.pop(), states.pop(), len(moved)))
@@ -261,22 +261,22 @@ class Counts(_Mergeable):
             self.moved += [(*place, number) for place, number in Counter(map(_queue_and_state, moved)).items()]
 
     def time(self, moved: Sequence[Moved], reported: Sequence[_Timed]) -> None:
-        """Take note of how long attempts ran; of many, every n-th is looked at, and stands for n."""
-        if len(moved) == len(reported) and len(queues := set(map(_queue, moved))) == 1:  # then none is looked up
+        """Sample how long attempts ran: of many, every n-th counts n times."""
+        if len(moved) == len(reported) and len(queues := set(map(_queue, moved))) == 1:  # no lookup is needed
             queue = queues.pop()
             for place, times in sampled(len(reported)):
                 if (seconds := reported[place].duration) is not None:
-                    self.ran.append((queue, seconds, times))
+                    self.durations.append((queue, seconds, times))
         elif moved:
             wanted = {moved[place].id: (moved[place].queue, times) for place, times in sampled(len(moved))}
             for row in reported:
                 if row.id in wanted and row.duration is not None:
                     queue, times = wanted[row.id]
-                    self.ran.append((queue, row.duration, times))
+                    self.durations.append((queue, row.duration, times))
 
 
 class TickResult(_Mergeable):
-    """All that one transaction, or a part of it, has brought about."""
+    """The complete result of one transaction, or of a part of it."""
 
     tasks: TickTasks = msgspec.field(default_factory=TickTasks)
     runs: TickRuns = msgspec.field(default_factory=TickRuns)
@@ -286,7 +286,7 @@ class TickResult(_Mergeable):
     outgoing: Outgoing = msgspec.field(default_factory=Outgoing)
     counts: Counts = msgspec.field(default_factory=Counts)
     failed_parts: list[str] = []
-    """Failures of a bisecting tick without a culprit."""
+    """Errors from a bisecting tick that no single run caused."""
 
     def note(
         self,
@@ -298,9 +298,9 @@ class TickResult(_Mergeable):
         inline_result: int = 0,
         lingering: Container[bytes] = (),
     ) -> None:
-        """Take note of tasks that a statement moved; small results of those that ended go to waiting clients.
+        """Record tasks that a statement changed. Small results of ended tasks go to waiting clients.
 
-        `lingering` are tasks whose code may still run although their attempts have ended.
+        `lingering` holds tasks whose code may still run although their attempts have ended.
         """
         capacity, ended = self.capacity, self.outgoing.ended
         self.counts.add(moved)
@@ -340,7 +340,7 @@ class TickResult(_Mergeable):
             capacity.finished.update(landed)
 
     def note_successes(self, moved: Sequence[Moved], reports: Sequence[Succeeded], inline_result: int) -> list[NewTask]:
-        """Take note of tasks that have succeeded; return those that they have asked for on their success."""
+        """Record tasks that succeeded. Return the child tasks that they requested on success."""
         results = {report.id: report.result for report in reports}
         self.note(moved, results=results, by_worker=True, inline_result=inline_result)
         self.counts.time(moved, reports)
@@ -348,7 +348,7 @@ class TickResult(_Mergeable):
         return [child for task in moved for child in children.get(task.id, ())] if children else []
 
     def _count_in_run(self, run: bytes, task: Moved, result: bytes | None, error: TaskError | None) -> None:
-        """Take note of a task that ended in a run: of a step of its plan, or as something that its code learns."""
+        """Count an ended task in its run: as a step of the plan, or as an event for the run's code."""
         changes = self.runs.changes[run]
         changes.count_end(task.state)
         if task.step is None or is_node(task.step):
@@ -359,8 +359,8 @@ class TickResult(_Mergeable):
         if result is not None:
             self.tasks.results[run, task.step] = result
 
-    def over(self) -> Iterator[bytes]:
-        """Yield tasks that ended, and runs of code whose turns did."""
+    def ended_ids(self) -> Iterator[bytes]:
+        """Yield tasks that ended, and code runs whose turns ended."""
         yield from (ended.id for ended in self.outgoing.ended)
         yield from (run for run, _ in self.capacity.turns_over)
 
@@ -375,10 +375,10 @@ def _follow_ups(task: Moved, result: bytes | None, error: TaskError | None) -> I
 
 
 class CommitHooks:
-    """Keeps something in memory between ticks."""
+    """A part that keeps state in memory between ticks, and follows commits and rollbacks."""
 
     def committed(self, tick: TickResult) -> None:
-        """A transaction was committed with this result."""
+        """Update the state after a commit with this result."""
 
     def rolled_back(self) -> None:
-        """A transaction, or a part of one, was rolled back."""
+        """Discard state after a rollback of a transaction, or of a part."""

@@ -1,4 +1,4 @@
-"""One transaction of the leader."""
+"""The leader's transaction, and the isolation of work that makes a tick fail."""
 
 from __future__ import annotations
 
@@ -25,92 +25,90 @@ from orchestrator.store.tasks.enqueue import Creation
 from orchestrator.store.tasks.transitions import Moved, Success
 from orchestrator.telemetry import get_logger
 
-_HURRY = 0.25
-"""Of the time that a statement may take, how much one may of a part of a tick after another took too long."""
-_GATHERED = 200
-"""Rows that are sent with the next statement, at most: for more, a round trip of their own does not matter."""
-_GATHERED_BYTES = 100_000
-"""Of them, at most: what takes Postgres long is not to be one statement with what others want."""
+_HURRIED_SHARE = 0.25
+"""The share of the statement timeout that a part gets after another part took too long."""
+_MAX_GATHERED = 200
+"""Rows sent with the next statement, at most. For more, a round trip of their own hardly matters."""
+_MAX_GATHERED_BYTES = 100_000
+"""Bytes sent with the next statement, at most: slow writes should not delay the work that shares their statement."""
 
 
-def _nobody() -> None:
-    """Has no caches to notify."""
+def _no_caches() -> None: ...
 
 
 @dataclass
 class Transaction:
-    """Where statements go, what time it is, how much may be done, and what has come of it so far."""
+    """The connection, the time, the budget and the result of one transaction of the leader."""
 
     connection: Connection
     now: datetime
     budget: TickBudget = field(default_factory=TickBudget)
     is_bisecting: bool = False
-    """The tick before it failed: the work of runs is tried one by one, to find the failing one."""
+    """The previous tick failed: runs are handled one by one to find the failing one."""
     may_gather: bool = False
-    """Statements without an awaited answer may be sent with the next one."""
+    """Statements whose answer nobody awaits may be sent with the next statement."""
     is_watched: bool = False
     """Somebody listens to live events."""
-    rolled_back: Callable[[], None] = _nobody
-    """Notify all caches of a rollback to a savepoint."""
+    rolled_back: Callable[[], None] = _no_caches
+    """Notifies all caches of a rollback to a savepoint."""
     vault: Vault | None = None
-    """Seals the values that are made here: the inputs of steps, the parameters of runs."""
+    """Encrypts values created by the leader: the inputs of steps and the parameters of runs."""
     statement_limit: float = 0.0
-    """Seconds after which Postgres ends a statement; 0 if it does not."""
+    """Seconds after which Postgres ends a statement; 0 for no limit."""
     spans: LeaderSpans | None = None
-    """Makes spans of runs, if they are exported."""
+    """Creates spans of runs, if spans are exported."""
     may_end_with_claim: bool = False
-    """Nothing but a claim, and what waits for it, is to be committed: it commits that, and what follows is another
-    transaction."""
+    """The claim may commit the transaction, with all gathered statements. Further work needs another."""
     succeed_and_commit: Callable[[Sequence[Success]], list[Moved]] | None = None
-    """Ends tasks and the transaction in one round trip, or does nothing; None if more is to be committed."""
+    """Succeeds tasks and commits in one round trip, or does nothing; None if more must be committed."""
     foreseen: Mapping[bytes, Moved] | None = None
-    """Tasks that have succeeded as they have ended then; None if Postgres is to be asked."""
+    """The expected ends of tasks that succeeded; None if Postgres must be queried."""
     commit_with_next: Callable[[], None] | None = None
-    """Has the statement commit with which others wait, and the cursor; None if nothing waits so."""
+    """Lets the next statement commit the gathered statements and the cursor; None if nothing is gathered."""
     shard: int | None = None
-    """With several shards, that of the leader."""
+    """The leader's shard, if there are several."""
     created: Creation | None = None
-    """Tasks that are created with the next statement, and may be claimed by it."""
+    """Tasks created by the next statement, which may claim them too."""
     result: TickResult = field(default_factory=TickResult)
-    """Its result; under a savepoint, the result of the part that may be rolled back alone."""
+    """The result of the transaction; under a savepoint, the result of the part that may be rolled back alone."""
 
     @contextmanager
     def hurrying(self) -> Iterator[None]:
-        """Have Postgres end statements earlier, after one that took too long: several parts fit into a lease then."""
+        """Shorten the statement timeout after a statement took too long, so that several parts fit into a lease."""
         if not (self.budget.parts and self.statement_limit):
             yield
             return
-        limit_statements(self.connection, _HURRY * self.statement_limit)
+        limit_statements(self.connection, _HURRIED_SHARE * self.statement_limit)
         yield
         limit_statements(self.connection, self.statement_limit)
 
     def gathers(self, rows: int, size: int = 0) -> bool:
-        """Say whether so many rows, of so many bytes, are to be sent with the next statement.
+        """Return whether so many rows, of so many bytes, should be sent with the next statement.
 
-        Postgres is not left without one for long: while many are made, it may take a leader for one that has stopped.
+        More would leave Postgres without a statement for so long that it may take the leader for a stopped one.
         """
-        return self.may_gather and rows <= _GATHERED and size <= _GATHERED_BYTES
+        return self.may_gather and rows <= _MAX_GATHERED and size <= _MAX_GATHERED_BYTES
 
     @property
     def has_spans(self) -> bool:
-        """Say whether what comes of a run stands below a span of that."""
+        """Return whether the work of a run has spans below the span of the run."""
         return self.spans is not None
 
 
-# -- find the run, report or request that makes a tick fail, so that others do not wait for it.
+# -- find the run, report or request that makes a tick fail, so that the rest does not wait for it
 #
-# A tick does everything at once. If it fails, the next one *bisects*: the work of runs, reports and requests is done
-# under savepoints, each with a tick result of its own, and halved until the failing one is alone.
+# A tick does everything at once. If it fails, the next one *bisects*: runs, reports and requests are handled under
+# savepoints, each with a separate result, and halved until the failing one is alone.
 
 log = get_logger("scheduler")
 T = TypeVar("T")
 
 _TRIES = 3
-"""How often the same is done in one tick; each time, open tasks that have ended before are removed."""
+"""Attempts at the same work in one tick. Before each retry, open rows of tasks that have ended are removed."""
 
 
-def is_about_all(error: Exception) -> bool:
-    """Say whether an error has no culprit: Postgres cannot be used, or another scheduler leads."""
+def affects_everything(error: Exception) -> bool:
+    """Return whether an error has no single culprit: Postgres cannot be used, or another scheduler leads."""
     return isinstance(error, TermOver) or is_outage(error) or is_being_restored(error)
 
 
@@ -120,16 +118,16 @@ def isolate(
     do: Callable[[Transaction, Sequence[T]], object],
     give_up: Callable[[Transaction, T, Exception], None],
 ) -> None:
-    """Do something with all items at once; in a bisecting tick without those with which it fails."""
+    """Process all items at once. In a bisecting tick, find the failing items and pass each to `give_up`."""
     if not items:
         return
     if not tx.is_bisecting:
         do(tx, items)
         return
-    error = _failure(tx, lambda: do(tx, items))
+    error = _error_of(tx, lambda: do(tx, items))
     if error is None:
         return
-    if is_timeout(error):  # the part that it belongs to does less next time
+    if is_timeout(error):  # its part does less next time
         raise error
     if len(items) == 1:
         give_up(tx, items[0], error)
@@ -139,90 +137,90 @@ def isolate(
     isolate(tx, items[middle:], do, give_up)
 
 
-def attempt(tx: Transaction, what: str, do: Callable[[Transaction, int], object], rows: int) -> None:
-    """Do one part of a tick with so many rows, or fewer where they took too long before.
+def attempt(tx: Transaction, part: str, do: Callable[[Transaction, int], object], rows: int) -> None:
+    """Run one part of a tick with so many rows, or fewer if the part took too long before.
 
-    In a bisecting tick, go on with the other parts if it fails.
+    In a bisecting tick, a failure of one part does not stop the others.
     """
     budget = tx.budget
-    most = budget.parts.most(what, rows)
-    if tx.is_bisecting and budget.parts.is_out(what):
-        tx.result.failed_parts.append(what)
+    row_limit = budget.parts.row_limit(part, rows)
+    if tx.is_bisecting and budget.parts.is_paused(part):
+        tx.result.failed_parts.append(part)
         return
-    before, budget.part = budget.part, what
+    before, budget.part = budget.part, part
     if not tx.is_bisecting:
-        do(tx, most)
-        budget.finish(what, before)
+        do(tx, row_limit)
+        budget.finish(part, before)
         return
     with tx.hurrying():
-        error = _failure(tx, lambda: do(tx, most))
-    budget.finish(what, before)
+        error = _error_of(tx, lambda: do(tx, row_limit))
+    budget.finish(part, before)
     if error is None:
         return
-    tx.result.failed_parts.append(what)
-    budget.parts_done.discard(what)
+    tx.result.failed_parts.append(part)
+    budget.parts_done.discard(part)
     if is_timeout(error):
         budget.has_timed_out = True
-        budget.parts.timed_out(what, statement_of(error))
+        budget.parts.timed_out(part, statement_of(error))
         log.warning(
             "scheduler.part_skipped part=%r statement=%s: it took too long; the rest of the tick goes on",
-            what,
+            part,
             statement_of(error),
         )
     else:
-        log.error("scheduler.part_failed part=%r: the rest of the tick goes on", what, exc_info=error)
+        log.error("scheduler.part_failed part=%r: the rest of the tick goes on", part, exc_info=error)
 
 
-def _failure(tx: Transaction, do: Callable[[], object]) -> Exception | None:
-    """Do something whole or not at all, and merge its result if it is done; return what is wrong with it."""
-    for left in reversed(range(_TRIES)):
-        whole, before = tx.result, tx.budget.spent_on_rows()
+def _error_of(tx: Transaction, do: Callable[[], object]) -> Exception | None:
+    """Run `do` under a savepoint. Merge its result, or return the error after a rollback."""
+    for remaining in reversed(range(_TRIES)):
+        outer, before = tx.result, tx.budget.spent_on_rows()
         tx.result = TickResult()
         try:
             with savepoint(tx.connection):
                 do()
         except Exception as error:
-            tx.result = whole
+            tx.result = outer
             tx.rolled_back()
-            belongs_to_part = is_timeout(error) and tx.budget.late_part is not None and not tx.budget.has_timed_out
-            if is_about_all(error) and not belongs_to_part:
+            belongs_to_part = is_timeout(error) and tx.budget.blamed_part is not None and not tx.budget.has_timed_out
+            if affects_everything(error) and not belongs_to_part:
                 raise
             tx.budget.busy_with = []
             tx.budget.undo(before)
-            if not left or is_timeout(error) or not remove_duplicates(tx, error):
+            if not remaining or is_timeout(error) or not remove_duplicates(tx, error):
                 return error
         else:
-            whole.merge(tx.result)
-            tx.result = whole
+            outer.merge(tx.result)
+            tx.result = outer
             return None
     raise AssertionError("the last try returns")
 
 
-_MOST_REMOVED = 1_000
-"""That are removed at once."""
-_NAMED_IN_LOG = 10
-"""Of those, how many are named in the log."""
+_MAX_REMOVED = 1_000
+"""Open rows removed at once, at most."""
+_MAX_LOGGED = 10
+"""Removed tasks named in the log, at most."""
 
 
 def remove_duplicates(tx: Transaction, error: Exception) -> bool:
-    """Remove open tasks that have ended, if an error says that there is one; say whether there was.
+    """Remove open rows of tasks that have already ended, if the error names one. Return whether any were removed.
 
-    Their results stay, and waiting clients get them.
+    The stored results remain, and waiting clients get them.
     """
     task = unique.named_in(error)
     if task is None:
         return False
-    removed = unique.remove(tx.connection, task, _MOST_REMOVED)
+    removed = unique.remove(tx.connection, task, _MAX_REMOVED)
     if not removed:
         return False
     tx.result.note(removed)
-    tx.result.outgoing.revoked.extend(double for double in removed if double.before in IN_FLIGHT_STATES)
+    tx.result.outgoing.revoked.extend(duplicate for duplicate in removed if duplicate.before in IN_FLIGHT_STATES)
     log.error(
         "task.duplicates_removed tasks=%d: tasks that had ended were open as well and could not end again. The open "
         "rows are removed, the results stay: %s%s",
         len(removed),
-        ", ".join(to_text(double.id) for double in removed[:_NAMED_IN_LOG]),
-        " …" if len(removed) > _NAMED_IN_LOG else "",
+        ", ".join(to_text(duplicate.id) for duplicate in removed[:_MAX_LOGGED]),
+        " …" if len(removed) > _MAX_LOGGED else "",
         extra={"task_id": to_text(removed[0].id)},
     )
     return True

@@ -1,1 +1,1 @@
-"""OpenTelemetry, where there is some: nothing of it is imported, and nothing costs, while nobody wants spans."""
+"""OpenTelemetry spans. Nothing is imported from OpenTelemetry, and nothing costs time, unless spans are wanted."""

@@ -1,4 +1,4 @@
-"""Spans of calls that create tasks and runs, made by whatever tracer provider the program has."""
+"""Spans of calls that create tasks and runs, by the tracer provider of the program."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from orchestrator.tracing.switch import Sent
 
 SCOPE = "orchestrator"
 SYSTEM = "orchestrator"
-"""Of messaging, in the words of the conventions."""
+"""The messaging system, by OpenTelemetry's conventions."""
 
 
 class _Traced(Sent):
@@ -39,7 +39,7 @@ class _Traced(Sent):
 
 @contextmanager
 def traced_sending(operation: str, name: str, queue: str, count: int | None) -> Iterator[Sent]:
-    """Have a span stand around a call; an exception is noted in it by its type, for its text may hold arguments."""
+    """Wrap a call in a span. An exception is recorded by its type only, because its text may contain arguments."""
     attributes: dict[str, str | int] = {
         "messaging.system": SYSTEM,
         "messaging.operation.type": "send",
@@ -68,7 +68,7 @@ def traced_sending(operation: str, name: str, queue: str, count: int | None) -> 
 
 @contextmanager
 def traced_request(method: str, route: str) -> Iterator[None]:
-    """Have a span stand around a request that is served."""
+    """Wrap a served request in a span."""
     tracer = trace.get_tracer(SCOPE)
     with tracer.start_as_current_span(
         f"{method} {route}",
@@ -81,12 +81,12 @@ def traced_request(method: str, route: str) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            span.set_attribute("error.type", type(error).__name__)  # most of these are mistakes of the caller
+            span.set_attribute("error.type", type(error).__name__)  # mostly mistakes of the caller
             raise
 
 
 def failed(span: Span, kind: str) -> None:
-    """Note in a span that it ended with an error of this type."""
+    """Record in a span that it ended with an error of this type."""
     span.set_attribute("error.type", kind)
     span.set_status(trace.Status(trace.StatusCode.ERROR, kind))
 
@@ -96,9 +96,9 @@ def span_context(trace: Trace) -> SpanContext:
 
 
 def context_of(trace: str | None) -> Context | None:
-    """Return a context in which such a span is the current one.
+    """Return a context in which the given span is current.
 
-    None stands for the context as it is: there is no such span, or OpenTelemetry has one already.
+    None leaves the context unchanged: there is no such span, or OpenTelemetry already has a current one.
     """
     parts = parse(trace)
     if parts is None or get_current_span().get_span_context().is_valid:
@@ -107,16 +107,16 @@ def context_of(trace: str | None) -> Context | None:
 
 
 def context_below(trace: str | None) -> Context:
-    """Return a context with this span and nothing else; an empty one if there is none."""
+    """Return a new context with only this span, or an empty one."""
     parts = parse(trace)
     return Context() if parts is None else set_span_in_context(NonRecordingSpan(span_context(parts)), Context())
 
 
 def attach(trace: str) -> object:
-    """Make a span of another process the current one; return what `detach` takes."""
+    """Make a span of another process current. Return a token for `detach`."""
     return context.attach(context_below(trace))
 
 
 def detach(token: Any) -> None:
-    """Make what was current before that the current one again."""
+    """Restore the span that was current before."""
     context.detach(token)

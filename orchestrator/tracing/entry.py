@@ -1,8 +1,8 @@
-"""The way to OpenTelemetry, whether or not it is installed.
+"""The entry point to OpenTelemetry, whether or not it is installed.
 
-A process of ours (`orchestrator scheduler`, `worker`, `api`) exports spans where the extra `otel` is installed and the
-standard variables name a receiver (`OTEL_EXPORTER_OTLP_ENDPOINT`), or where its application has set a tracer provider
-of its own. A program that enqueues is left as it is: the spans of its calls go where its other spans go.
+Our processes (`orchestrator scheduler`, `worker`, `api`) export spans if the extra `otel` is installed and the standard
+variables name a receiver (`OTEL_EXPORTER_OTLP_ENDPOINT`), or if the application has set a tracer provider. A program
+that enqueues is not configured: the spans of its calls go wherever its other spans go.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from orchestrator.tracing.spans import Spans
 
 LAST_SPANS = 2.0
-"""Seconds that the last spans have to be sent when a process ends."""
+"""Seconds for sending the last spans when a process ends."""
 _UNTRACED = Untraced()
 
 
 def sending(operation: str, name: str, queue: str = "", *, count: int | None = None) -> AbstractContextManager[Sent]:
-    """Return what stands around a call that creates tasks or runs: a span, if this program uses OpenTelemetry.
+    """Return a context manager for a call that creates tasks or runs: a span, if this program uses OpenTelemetry.
 
-    Whatever is created inside belongs to that span (`trace_context.current_trace`).
+    Everything created inside belongs to that span (`trace_context.current_trace`).
     """
     if not has_provider():
         return _UNTRACED
@@ -35,10 +35,10 @@ def sending(operation: str, name: str, queue: str = "", *, count: int | None = N
 
 
 def serving(method: str, route: str, trace: str | None) -> AbstractContextManager[object]:
-    """Return what stands around a request that is served: what is created inside belongs to its span, or to `trace`."""
-    found = parse(trace)
-    if found is not None:
-        set_trace(str(found))
+    """Return a context manager for serving a request. Tasks created inside belong to its span, or else to `trace`."""
+    parsed = parse(trace)
+    if parsed is not None:
+        set_trace(str(parsed))
     if not has_provider():
         return _UNTRACED
     from orchestrator.tracing.calls import traced_request
@@ -47,9 +47,9 @@ def serving(method: str, route: str, trace: str | None) -> AbstractContextManage
 
 
 def begin_tracing(role: str, instance: str = "") -> Spans | None:
-    """Begin to export spans from a process of ours, if that is configured; return the tracer.
+    """Start exporting spans from one of our processes, if configured. Return the tracer.
 
-    It is to be called after the last fork, and after the application was imported, which may have set a provider.
+    Call this after the last fork, and after importing the application, which may set a provider.
     """
     if not exporting():
         return None
@@ -59,7 +59,7 @@ def begin_tracing(role: str, instance: str = "") -> Spans | None:
 
 
 def enter(trace: str) -> object:
-    """Have what the current thread or coroutine does belong to a span of another process; return what `leave` takes."""
+    """Make the current thread or coroutine work for a span of another process. Return a token for `leave`."""
     set_trace(trace)
     if "opentelemetry.trace" not in sys.modules:
         return None

@@ -1,7 +1,7 @@
-"""The export of spans over OTLP, by the standard variables of OpenTelemetry.
+"""The export of spans over OTLP, configured by OpenTelemetry's standard variables.
 
-A thread of the SDK sends them in batches. While the receiver cannot be reached, they are kept up to a limit
-(`OTEL_BSP_MAX_QUEUE_SIZE`) and then dropped: nobody waits for it.
+A thread of the SDK sends spans in batches. While the receiver is down, spans are kept up to a limit
+(`OTEL_BSP_MAX_QUEUE_SIZE`) and then dropped, so that nothing waits for the receiver.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from orchestrator.tracing.switch import has_provider
 
 log = get_logger("tracing")
 
-_LOUD = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal", "opentelemetry.sdk.trace.export")
-"""Loggers that say of each batch that it could not be sent; ours says it once."""
+_NOISY_LOGGERS = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal", "opentelemetry.sdk.trace.export")
+"""Loggers that report every batch that could not be sent. Our logger reports the outage once."""
 
 
 def spans_of(role: str, instance: str) -> Spans:
-    """Return the tracer of this process: of the application's provider, or of one that is set now."""
+    """Return the tracer of this process, with the application's provider or with a new one."""
     if has_provider():
         provider = trace.get_tracer_provider()
         flush = getattr(provider, "force_flush", None)
-        return Spans(provider, _Flush(flush)) if flush is not None else Spans(provider)
+        return Spans(provider, _Flusher(flush)) if flush is not None else Spans(provider)
     resource: dict[str, str] = {"service.instance.id": instance} if instance else {}
     if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in os.environ.get(
         "OTEL_RESOURCE_ATTRIBUTES", ""
     ):
         resource["service.name"] = f"orchestrator-{role}"
-    for name in _LOUD:
+    for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    own = TracerProvider(resource=Resource.create(resource), shutdown_on_exit=False)
-    own.add_span_processor(BatchSpanProcessor(_Exporter()))
-    trace.set_tracer_provider(own)
-    return Spans(own, _Flush(own.force_flush))
+    provider = TracerProvider(resource=Resource.create(resource), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(_Exporter()))
+    trace.set_tracer_provider(provider)
+    return Spans(provider, _Flusher(provider.force_flush))
 
 
 class _Exporter(SpanExporter):
-    """Sends spans, and says once when that does not work, and once when it does again."""
+    """Sends spans, and logs the start and the end of an outage once."""
 
     def __init__(self) -> None:
         self._otlp = OTLPSpanExporter()
@@ -65,12 +65,12 @@ class _Exporter(SpanExporter):
         self._otlp.shutdown()  # type: ignore[no-untyped-call]
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Say that nothing waits here."""
+        """Flush the OTLP exporter."""
         return self._otlp.force_flush(timeout_millis)
 
 
-class _Flush:
-    """Sends what is ready in a thread, one at a time: a receiver that does not answer keeps nobody else."""
+class _Flusher:
+    """Flushes spans in a single thread, so that a receiver that does not answer blocks nobody."""
 
     def __init__(self, flush: Callable[[], object]) -> None:
         self._flush = flush

@@ -1,7 +1,7 @@
-"""The spans that our own processes make: of attempts, of their dispatch, and of runs.
+"""Spans made by our own processes: of attempts, dispatches and runs.
 
-Their ids derive from those of tasks and runs (`trace_context.py`). A tracer of OpenTelemetry's SDK asks somebody for
-ids, and ours asks `_ChosenIds`; where an application has set a provider of another make, ids are whatever that gives.
+Their ids derive from the ids of tasks and runs (`trace_context.py`). A tracer of OpenTelemetry's SDK takes ids from a
+generator, which is replaced by `_ChosenIds`. With a provider of another make, the ids are whatever it generates.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 class Spans:
-    """Makes the spans of one process."""
+    """Creates the spans of one process."""
 
     def __init__(self, provider: TracerProvider, flush: Callable[[float], None] = lambda _: None) -> None:
         self._tracer = provider.get_tracer(SCOPE)
         self._ids: _ChosenIds | None = None
         self.flush = flush
-        """Sends what is ready, in a thread, and waits so many seconds for it."""
-        others = getattr(self._tracer, "id_generator", None)
-        if isinstance(others, _ChosenIds):
-            self._ids = others
-        elif others is not None:
-            self._ids = _ChosenIds(others)
+        """Sends finished spans in a thread, and waits up to so many seconds."""
+        generator = getattr(self._tracer, "id_generator", None)
+        if isinstance(generator, _ChosenIds):
+            self._ids = generator
+        elif generator is not None:
+            self._ids = _ChosenIds(generator)
             self._tracer.id_generator = self._ids  # type: ignore[attr-defined]
 
     def attempt(
         self, trace: str | None, task: bytes, attempt: int, name: str, *, is_turn: bool, attributes: Attributes
     ) -> Span:
-        """Begin the span of an attempt: below the span that its task came of, with a link to the attempt before.
+        """Begin the span of an attempt, below the span that created its task, with a link to the previous attempt.
 
-        The attempts of a turn task are the turns of a workflow's code, which follow each other without a failure.
+        The attempts of a turn task are turns of a workflow's code. They get no links.
         """
         trace_id = own_trace(task) if trace is None else trace[3:35]
         links: list[Link] = []
@@ -53,7 +53,7 @@ class Spans:
             attempt_span(task, attempt),
             own_trace_id=trace_id,
             kind=SpanKind.CONSUMER,
-            attributes=_about("process", operation, name, attributes),
+            attributes=_messaging_attributes("process", operation, name, attributes),
             links=links,
         )
 
@@ -64,32 +64,32 @@ class Spans:
 
     @staticmethod
     def enter(span: Span) -> object:
-        """Make a span of this process the current one; return what `entry.leave` takes."""
+        """Make a span of this process current. Return a token for `entry.leave`."""
         set_trace(Spans.trace_of(span))
         return attach(set_span_in_context(span))
 
     @staticmethod
     def end(span: Span, error: str | None) -> None:
-        """End a span, with the type of the error that it ended with, if any."""
+        """End a span, with the type of its error, if any."""
         if error is not None:
             failed(span, error)
         span.end()
 
     def dispatch(self, trace: str, name: str, began: float, ended: float, attributes: Attributes) -> None:
-        """Make the span of a dispatch, from when its task was ready until it was handed out."""
+        """Record the span of a dispatch, from the moment when its task was ready until it was sent."""
         span = self._start(
             f"dispatch {name}",
             trace,
             began=began,
             kind=SpanKind.CLIENT,
-            attributes=_about("send", "dispatch", name, attributes),
+            attributes=_messaging_attributes("send", "dispatch", name, attributes),
         )
         span.end(_nanoseconds(max(began, ended)))
 
     def run(
         self, trace: str, run: bytes, name: str, began: float, ended: float, error: str | None, attributes: Attributes
     ) -> None:
-        """Make the span of a run that has ended. One that came of no span has its own in the place of another's."""
+        """Record the span of an ended run. A run without a parent span has its own span id in `trace`."""
         own = run_span(run)
         is_root = trace[36:52] == own
         span = self._start(
@@ -106,7 +106,7 @@ class Spans:
         span.end(_nanoseconds(max(began, ended)))
 
     def root_of_run(self, run: bytes, name: str) -> str:
-        """Return the traceparent of a run that comes of no span: of its own, recorded if the sampler says so."""
+        """Return the traceparent of a run without a parent span, sampled if the sampler says so."""
         trace = Trace(own_trace(run), run_span(run), "01")
         sampler = getattr(self._tracer, "sampler", None)
         if sampler is not None:
@@ -145,32 +145,34 @@ class Spans:
 
 
 class _ChosenIds:
-    """Gives a tracer the ids that the current thread has chosen, and random ones otherwise."""
+    """An id generator that returns the ids chosen by the current thread, and otherwise random ones."""
 
-    def __init__(self, others: Any) -> None:
-        self._others = others
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
         self._chosen = threading.local()
 
     def choose(self, trace_id: str | None, span_id: str | None) -> None:
-        """Set the ids of the next span of this thread; None for one that is random."""
+        """Set the ids of this thread's next span; None for a random id."""
         self._chosen.trace_id, self._chosen.span_id = trace_id, span_id
 
     def generate_trace_id(self) -> int:
         chosen = getattr(self._chosen, "trace_id", None)
-        return self._others.generate_trace_id() if chosen is None else int(chosen, 16)
+        return self._generator.generate_trace_id() if chosen is None else int(chosen, 16)
 
     def generate_span_id(self) -> int:
         chosen = getattr(self._chosen, "span_id", None)
-        return self._others.generate_span_id() if chosen is None else int(chosen, 16)
+        return self._generator.generate_span_id() if chosen is None else int(chosen, 16)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._others, name)
+        return getattr(self._generator, name)
 
 
-def _about(kind: str, operation: str, name: str, attributes: Attributes) -> dict[str, str | int | float | bool]:
+def _messaging_attributes(
+    operation_type: str, operation: str, name: str, attributes: Attributes
+) -> dict[str, str | int | float | bool]:
     return {
         "messaging.system": SYSTEM,
-        "messaging.operation.type": kind,
+        "messaging.operation.type": operation_type,
         "messaging.operation.name": operation,
         "orchestrator.name": name,
         **attributes,

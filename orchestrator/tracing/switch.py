@@ -1,4 +1,4 @@
-"""Whether a process exports spans, by the standard variables of OpenTelemetry; and what stands where there are none."""
+"""Whether a process exports spans, by OpenTelemetry's standard variables, and the stand-ins without OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ log = get_logger("tracing")
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_PARTS = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
-_SPOKEN = "http/protobuf"
-_IS_NAMED = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
-"""The first that asks for the provider loads it."""
+_REQUIRED_MODULES = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
+_SUPPORTED_PROTOCOL = "http/protobuf"
+_PROVIDER_IS_NAMED = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
+"""This variable names a provider, which the first call for the provider loads."""
 
 
 def exporting() -> bool:
-    """Say whether this process is to make spans; where that cannot be, say why."""
+    """Return whether this process should export spans. Log the reason if it cannot although it should."""
     if is_disabled(os.environ):
         return False
     if has_provider():
@@ -31,10 +31,10 @@ def exporting() -> bool:
         return False
     for name in _PROTOCOLS:
         protocol = os.environ.get(name)
-        if protocol and protocol != _SPOKEN:
-            log.warning("tracing.off: %s is %s; only %s is supported", name, protocol, _SPOKEN)
+        if protocol and protocol != _SUPPORTED_PROTOCOL:
+            log.warning("tracing.off: %s is %s; only %s is supported", name, protocol, _SUPPORTED_PROTOCOL)
             return False
-    if not all(map(_is_installed, _PARTS)):
+    if not all(map(_is_installed, _REQUIRED_MODULES)):
         log.warning(
             "tracing.off: %s is set, and the extra otel is not installed: pip install 'durable-orchestrator[otel]'",
             endpoint,
@@ -44,7 +44,7 @@ def exporting() -> bool:
 
 
 def is_disabled(environ: Mapping[str, str]) -> bool:
-    """Say whether the operator wants no spans."""
+    """Return whether the operator has disabled spans."""
     return (
         environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
         or environ.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() == "none"
@@ -52,9 +52,9 @@ def is_disabled(environ: Mapping[str, str]) -> bool:
 
 
 def has_provider() -> bool:
-    """Say whether the application has set a tracer provider of its own."""
+    """Return whether the application has set its own tracer provider."""
     api = sys.modules.get("opentelemetry.trace")
-    if not _IS_NAMED and getattr(api, "_TRACER_PROVIDER", api) is None:  # as it finds out in ten calls itself
+    if not _PROVIDER_IS_NAMED and getattr(api, "_TRACER_PROVIDER", api) is None:  # OpenTelemetry needs ten calls
         return False
     return api is not None and not isinstance(api.get_tracer_provider(), api.ProxyTracerProvider)
 
@@ -67,14 +67,14 @@ def _is_installed(module: str) -> bool:
 
 
 class Sent:
-    """A call that creates tasks or runs. This one has no span."""
+    """A call that creates tasks or runs, without a span."""
 
     def created(self, identifier: bytes) -> None:
-        """Say which task or run it is that is created."""
+        """Record the id of the created task or run."""
 
 
 class Untraced(AbstractContextManager[Sent]):
-    """What stands around such a call where there are no spans."""
+    """The context manager used without spans."""
 
     def __init__(self) -> None:
         self._sent = Sent()

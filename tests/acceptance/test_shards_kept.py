@@ -20,7 +20,7 @@ import sharing
 import storing
 
 from orchestrator.payloads import keeping
-from orchestrator.scheduler.process import _of_all
+from orchestrator.scheduler.process import _engine_of_all_shards
 from orchestrator.scheduler.upkeep import PayloadCollection
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.store import shards
@@ -151,7 +151,7 @@ def test_payloads_of_every_shard_are_kept_as_long_as_they_are_used(making: Makin
 
 def collect(stack: Stack) -> None:
     """Collect once, as the leader of the first shard does, without a grace period."""
-    engine = _of_all(stack.settings)
+    engine = _engine_of_all_shards(stack.settings)
     assert engine is not None
     by = PayloadCollection(engine, replace(stack.settings, payload_grace=1e-9), threading.Event())
     with engine.connect() as connection:

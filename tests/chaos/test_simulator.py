@@ -87,7 +87,7 @@ def test_limits_that_each_shard_keeps_for_itself_are_found(
 ) -> None:
     """Of what the checker says of several shards, this is what could not happen with one."""
     monkeypatch.setattr(LaneService, "_share", lambda *_: None)
-    monkeypatch.setattr(LaneService, "_tell", lambda *_: None)
+    monkeypatch.setattr(LaneService, "_publish_usage", lambda *_: None)
     monkeypatch.setattr(runs, "_BEGIN_SHARED", runs._BEGIN_ALONE)
     world = dataclasses.replace(plan_for(0), faults=(), shards=2, workers=4, slots=4, batch=1000)
     actions = (Action(0.5, "limited", 60), Action(0.5, "scarce", 10))

@@ -137,7 +137,7 @@ def test_steps_that_wait_for_room_are_found_by_the_next_leader(engine: Engine, s
 
 
 def test_an_output_of_too_many_values_fails_the_step_that_reads_it(system: System, monkeypatch: Any) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.dag.outputs._MOST_OUTPUTS", 5)
+    monkeypatch.setattr("orchestrator.scheduler.dag.outputs._MAX_OUTPUTS", 5)
     each = Step(name="each", task="job", parallel=6)
     reads = Step(name="reads", task="job", depends_on=("each",), input={"number": "${each[0]}"})
     waits = Step(name="waits", task="job", depends_on=("each",), input={"number": 1})
@@ -367,7 +367,7 @@ def test_a_chain_of_steps_that_end_at_once_goes_on_in_the_next_tick(
 
 
 def test_a_run_of_large_inputs_does_not_keep_others_from_starting(system: System, monkeypatch: Any) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.budget._MOST_DATA", 5_000)
+    monkeypatch.setattr("orchestrator.scheduler.budget._MAX_DATA", 5_000)
     worker = system.worker(slots=100)
     large = Step(name="each", task="job", parallel=200, input={"number": "x" * 1_000})
     system.app.workflows.apply(Definition(name="large", steps=(large,)))
@@ -384,8 +384,8 @@ def test_a_run_of_large_inputs_does_not_keep_others_from_starting(system: System
 
 def test_runs_whose_hooks_are_given_much_end_one_after_the_other(system: System, monkeypatch: Any) -> None:
     """Hooks of all that ended in a tick were created in it, whatever their size: Postgres ended its transaction."""
-    monkeypatch.setattr("orchestrator.scheduler.budget._MOST_DATA", 20_000)
-    monkeypatch.setattr("orchestrator.scheduler.runs.triggers._SENT_AT_ONCE", 2_500)
+    monkeypatch.setattr("orchestrator.scheduler.budget._MAX_DATA", 20_000)
+    monkeypatch.setattr("orchestrator.scheduler.runs.triggers._MAX_HOOK_BYTES", 2_500)
     system.app.workflows.apply(
         Definition(
             name="followed",
@@ -415,7 +415,7 @@ def test_runs_whose_hooks_are_given_much_end_one_after_the_other(system: System,
 
 def test_runs_with_large_parameters_are_read_a_few_at_once(system: System, monkeypatch: Any) -> None:
     """However many begin in a tick: they were read, and understood, in one go before somebody looked at the clock."""
-    monkeypatch.setattr("orchestrator.scheduler.dag.plans._BYTES_OF_A_STEP", 1)
+    monkeypatch.setattr("orchestrator.scheduler.dag.plans._PARAMETER_BYTES_PER_STEP", 1)
     read: list[int] = []
     original = dags.load
 

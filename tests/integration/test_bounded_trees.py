@@ -29,9 +29,9 @@ MOST, NEXT = 20, 3
 
 @pytest.fixture(autouse=True)
 def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.budget._MOST_CHILDREN", MOST)
-    monkeypatch.setattr("orchestrator.scheduler.budget._CHILDREN_OF_NEXT", NEXT)
-    monkeypatch.setattr("orchestrator.scheduler.runs.cancels._MARKED", 5)
+    monkeypatch.setattr("orchestrator.scheduler.budget._MAX_CHILDREN", MOST)
+    monkeypatch.setattr("orchestrator.scheduler.budget._CHILDREN_OF_FURTHER_TREE", NEXT)
+    monkeypatch.setattr("orchestrator.scheduler.runs.cancels._MAX_MARKED", 5)
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def test_when_nobody_listens_any_more_it_ends(system: System) -> None:
 
 
 def test_few_bytes_are_kept(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(change_log, "_MOST_BYTES", 5_000)
+    monkeypatch.setattr(change_log, "_MAX_LOG_BYTES", 5_000)
     worker = system.worker(slots=100)
     watch(system)
     for _ in range(200):

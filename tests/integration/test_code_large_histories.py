@@ -203,7 +203,7 @@ def test_several_events_to_a_page(system: System, gathering: CodeWorkflow[..., A
 def test_while_pages_are_sent_tick_by_tick_nobody_misses_the_attempt(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.code.paging._PER_TICK", 1)
+    monkeypatch.setattr("orchestrator.scheduler.code.paging._MAX_BYTES_PER_TICK", 1)
     (handle,) = begin(system, code, gathering, results=20, size=600)
     system.make_old()
     attempt = system.row(raw(handle))["attempt"]
@@ -241,7 +241,7 @@ def test_a_page_that_is_gone_or_that_somebody_overwrote_is_sent_again(
 def test_somebody_takes_the_key_between_two_pages(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.code.paging._PER_TICK", 1)
+    monkeypatch.setattr("orchestrator.scheduler.code.paging._MAX_BYTES_PER_TICK", 1)
     (handle,) = begin(system, code, gathering, results=20, size=600)
     (key,) = pages(system)
     system.redis.set(key, "mine")
@@ -283,7 +283,7 @@ def test_redis_fails_between_two_pages(
 def test_the_leader_dies_between_two_pages(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.code.paging._PER_TICK", 1)
+    monkeypatch.setattr("orchestrator.scheduler.code.paging._MAX_BYTES_PER_TICK", 1)
     (handle,) = begin(system, code, gathering, results=20, size=600)
     attempt = system.row(raw(handle))["attempt"]
     assert len(pages(system)) == 1
@@ -302,7 +302,7 @@ def test_the_leader_dies_between_two_pages(
 def test_a_run_is_terminated_while_its_pages_are_sent(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.code.paging._PER_TICK", 1)
+    monkeypatch.setattr("orchestrator.scheduler.code.paging._MAX_BYTES_PER_TICK", 1)
     (handle,) = begin(system, code, gathering, results=20, size=600)
     handle.terminate()
     system.pass_seconds(30)

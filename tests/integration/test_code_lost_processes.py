@@ -78,7 +78,7 @@ def test_a_run_that_kills_its_process_is_retried_alone_when_other_code_comes(
 def test_a_run_that_kills_its_process_is_retried_alone_after_a_pause_that_grows(
     system: System, listener: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "_LOOK_EVERY", 0.0)
+    monkeypatch.setattr(runs, "_CHECK_INTERVAL", 0.0)
     worker_of(system)
     handle = listener.start()
     get_stuck(system, handle)
@@ -157,7 +157,7 @@ def test_a_run_that_killed_a_process_runs_with_others_again_after_twenty_turns(s
 def test_a_run_is_tried_again_where_another_worker_may_have_code_that_fits(
     system: System, engine_: Engine, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    monkeypatch.setattr(runs, "_LOOK_EVERY", 0.0)
+    monkeypatch.setattr(runs, "_CHECK_INTERVAL", 0.0)
     unfit: list[bool] = []
 
     @system.app.workflow(name="listener")

@@ -531,7 +531,7 @@ def test_a_request_that_is_applied_twice_makes_one_run(
 def test_resets_of_one_run_are_done_one_by_one(
     stage: Stage, order: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_resets, "MOST_EVENTS", 4)
+    monkeypatch.setattr(code_resets, "MAX_EVENTS", 4)
     handles = [order.start() for _ in range(3)]
     stage.play()
     with ThreadPoolExecutor(4) as pool:

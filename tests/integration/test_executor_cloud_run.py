@@ -38,7 +38,7 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloudRun]:
     monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_RUN", f"http://{server.host}/")
     monkeypatch.setenv("GCE_METADATA_HOST", server.host)
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-    monkeypatch.setattr(cloud_run, "_EVERY", 0.05)  # which is 2 s for Google's sake
+    monkeypatch.setattr(cloud_run, "_POLL_INTERVAL", 0.05)  # which is 2 s for Google's sake
     yield server
     server.stop()
 

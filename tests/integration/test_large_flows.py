@@ -72,7 +72,7 @@ def test_flows_that_name_each_other_twice_are_refused_before_they_are_large(
 def test_a_flow_that_is_larger_than_the_cache_stays_in_it(
     system: System, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plans, "_GRAPHS", 30)
+    monkeypatch.setattr(plans, "_CACHED_NODES", 30)
     system.lead()
     for name, nodes in (("large", 60), ("small", 10)):
         system.app.flows.publish(name, nap(nodes))
@@ -93,7 +93,7 @@ def test_a_flow_that_is_larger_than_the_cache_stays_in_it(
 def test_a_tick_reads_few_definitions_and_the_others_wait_for_the_next(
     system: System, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "_MOST_NODES", 5)
+    monkeypatch.setattr(budget, "_MAX_NODES", 5)
     names = [f"flow{number}" for number in range(8)]
     for number, name in enumerate(names):
         system.app.flows.publish(name, nap(3, number=number))

@@ -67,7 +67,7 @@ def test_runs_that_ended_and_versions_that_nobody_runs_leave_nothing_behind(syst
     work(range(1))
     tracemalloc.start()
     try:
-        system.scheduler.term.dags._compiled._most = 300
+        system.scheduler.term.dags._compiled._max_weight = 300
         work(range(1, 4))
         before = in_use()
         work(range(4, 9))

@@ -23,11 +23,11 @@ def test_a_standby_does_not_lead_while_the_lease_lasts(system: System) -> None:
 def test_a_dead_leaders_lease_ends_although_the_clock_of_postgres_was_set_back(system: System) -> None:
     standby = system.stand_by()
     system.sql("UPDATE orchestrator.leases SET expires_at = now() + interval '1 hour'")
-    assert not standby._candidacy.stand()
+    assert not standby._candidacy.try_to_lead()
     system.clock.now += 5 * system.settings.lease
-    assert not standby._candidacy.stand()
+    assert not standby._candidacy.try_to_lead()
     system.clock.now += 6 * system.settings.lease
-    assert standby._candidacy.stand()
+    assert standby._candidacy.try_to_lead()
     standby._leadership.disconnect()
 
 
@@ -37,7 +37,7 @@ def test_a_leader_that_lives_keeps_its_lease_whatever_the_clock_says(system: Sys
         system.sql("UPDATE orchestrator.leases SET expires_at = now() + interval '1 hour'")
         system.clock.now += system.settings.lease
         system.tick()
-        assert not standby._candidacy.stand()
+        assert not standby._candidacy.try_to_lead()
     standby._leadership.disconnect()
 
 

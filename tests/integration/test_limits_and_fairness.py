@@ -470,13 +470,13 @@ def test_a_purge_cancels_what_was_handed_out_where_nobody_serves_the_queue(syste
 
 def test_a_purge_of_many_goes_on_for_a_moment_in_each_tick(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others waited for seconds. The clock goes with what is cancelled: 250 take a twentieth of a second."""
-    cancel = requests.cancel_asked
+    cancel = requests.cancel_by_id
 
     def slowly(tx: Any, ids: list[bytes]) -> None:
         system.clock.now += 0.05 * len(ids) / 250
         cancel(tx, ids)
 
-    monkeypatch.setattr(requests, "cancel_asked", slowly)
+    monkeypatch.setattr(requests, "cancel_by_id", slowly)
     system.app.queue("default").pause()
     system.sql(
         "INSERT INTO orchestrator.tasks (id, name, queue, payload, lane) "

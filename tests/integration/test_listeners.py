@@ -35,7 +35,7 @@ def expensive(path: str) -> str:
 @pytest.fixture(autouse=True)
 def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a tick have time for little, by what expressions cost: that does not depend on the machine."""
-    monkeypatch.setattr("orchestrator.scheduler.runs.triggers._MOST_WORK", 600)
+    monkeypatch.setattr("orchestrator.scheduler.runs.triggers._MAX_WORK", 600)
     monkeypatch.setattr("orchestrator.domain.dag.steps.ENOUGH_WORK", 600)
     monkeypatch.setattr("orchestrator.domain.dag.scope.ENOUGH_WORK", 600)
 
@@ -209,7 +209,7 @@ def test_a_transaction_that_the_scheduler_let_idle_is_not_said_to_be_an_outage(
         driver: Any = connection.connection.driver_connection
         select.select([driver], [], [], 10.0)  # until Postgres closes it
         connection.execute(text("SELECT 1"))
-    scheduler._cannot_work(ended.value)
+    scheduler._report_outage(ended.value)
     assert "Postgres ended its transaction" in caplog.text
     assert "cannot be used" not in caplog.text
 
@@ -231,12 +231,12 @@ def test_a_tick_that_takes_too_long_is_not_said_to_be_an_outage(
     with system.engine.connect() as connection, pytest.raises(OperationalError) as ended:
         connection.execute(text("SET LOCAL statement_timeout = 1"))
         connection.execute(text("SELECT pg_sleep(60)"))
-    scheduler.term._began = system.clock()
+    scheduler.term._began_at = system.clock()
     system.clock.now += system.settings.lease
-    scheduler._cannot_work(ended.value)
+    scheduler._report_outage(ended.value)
     assert "more to do at once than it can in its lease: a tick took" in caplog.text
     assert "cannot be used" not in caplog.text
     assert not scheduler.postgres.lasts
-    scheduler.term._began = system.clock()
-    scheduler._cannot_work(ended.value)
+    scheduler.term._began_at = system.clock()
+    scheduler._report_outage(ended.value)
     assert "Postgres cannot be used" in caplog.text, "which a short tick has no part in"

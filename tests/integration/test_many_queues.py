@@ -79,7 +79,7 @@ def test_tasks_that_a_tick_creates_are_claimed_in_it(system: System, worker: Wor
 
 @pytest.mark.usefixtures("worker")
 def test_many_queues_are_swept_by_turns(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile, "_MOST_SWEPT", 200)
+    monkeypatch.setattr(reconcile, "_MAX_SWEPT", 200)
     swept: list[list[str]] = []
     fleet = system.scheduler.term._fleet_check.streams.fleet
     forget = fleet.forget_gone

@@ -64,7 +64,7 @@ def reach_lower_steps(system: System, text: str) -> tuple[RunHandle[Any], Worker
 
 def kept(system: System) -> int:
     outputs: Outputs = system.scheduler.term.runs.dags._outputs
-    return len(outputs._kept)
+    return len(outputs._cache)
 
 
 @pytest.mark.parametrize("text", [WHEN, INPUT], ids=["conditions", "inputs"])
@@ -128,7 +128,7 @@ def test_a_run_that_has_more_to_start_goes_on_at_once(system: System, monkeypatc
 def test_steps_that_name_very_much_are_looked_at_in_several_ticks(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.dag.outputs._MOST_NAMED", UPPER)
+    monkeypatch.setattr("orchestrator.scheduler.dag.outputs._MAX_REFERENCES", UPPER)
     run, worker = reach_lower_steps(system, WHEN)
     system.tick()
     first = worker.take()

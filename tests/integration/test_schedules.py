@@ -559,7 +559,7 @@ def test_many_runs_of_one_task_are_written_as_a_few_are(
     put_many(system, 25)
     written = []
     for at, many in (("2026-01-01 01:00", 20), ("2026-01-01 02:00", 1_000)):
-        monkeypatch.setattr(direct, "_MANY", many)
+        monkeypatch.setattr(direct, "_MIN_COPIED", many)
         system.tick(at)
         runs = system.sql("SELECT to_jsonb(r) AS row FROM orchestrator.runs r ORDER BY schedule")
         tasks = system.sql("SELECT to_jsonb(t) AS row FROM orchestrator.tasks t ORDER BY id")

@@ -153,7 +153,7 @@ def test_the_janitor_of_a_scheduler_process_takes_new_statistics_for_a_slow_stat
         monkeypatch.setattr(part, "start", lambda _: None)
     monkeypatch.setattr(process, "listen", lambda *_: None)
     monkeypatch.setattr(process, "_stop_on_signal", lambda *_: None)
-    monkeypatch.setattr(process, "_spare_the_collector", lambda: None)
+    monkeypatch.setattr(process, "_relax_garbage_collector", lambda: None)
     assert process.run_scheduler(Settings(**{**vars(system.settings), "lease": LEASE})) == 0
     assert analysed == ["lanes.after in 6"]
 

@@ -74,7 +74,7 @@ def mend(system: System, run: RunHandle[Any], state: bytes) -> None:
 def remembered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let runs that wait be remembered by the leader, or asked for."""
     if request.param == "too many":
-        monkeypatch.setattr("orchestrator.scheduler.runs.backlog._REMEMBERED", 0)
+        monkeypatch.setattr("orchestrator.scheduler.runs.backlog._MAX_CACHED", 0)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_what_happens_while_a_run_is_stuck_is_counted_when_it_is_freed(system: S
 def test_what_waits_for_a_run_that_is_stuck_again_keeps_its_order(
     system: System, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.runs.backlog._LOOKED_AT", 1)  # as much as is taken of a large run
+    monkeypatch.setattr("orchestrator.scheduler.runs.backlog._QUEUE_BATCH", 1)  # as much as is taken of a large run
     poisoned, (first, *others) = in_the_middle(system, worker)
     state = corrupt(system, poisoned)
     worker.fail(first, retryable=False)

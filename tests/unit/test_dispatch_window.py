@@ -15,7 +15,7 @@ from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.limits import LaneService
-from orchestrator.scheduler.link import _SHARED, Link, messages
+from orchestrator.scheduler.link import _PLAIN_FIELDS, Link, messages
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.driver import keep_prepared
@@ -204,9 +204,9 @@ def test_short_tasks_are_bundled_by_process_and_others_by_slot() -> None:
     tick = TickResult()
     for seconds, size in ((None, 4), (0.0005, 20), (0.5, 4), (0.0009, 20)):
         if seconds is not None:
-            tick.counts.ran = [("a", seconds, 1)]
+            tick.counts.durations = [("a", seconds, 1)]
             link.committed(tick)
-        bundles = unpacked(messages([claimed(number) for number in range(40)], link._spread))["a"]
+        bundles = unpacked(messages([claimed(number) for number in range(40)], link._bundle_count))["a"]
         assert {len(bundle) for bundle in bundles} == {size}
 
 
@@ -217,7 +217,7 @@ def test_a_message_carries_the_whole_task() -> None:
 
 
 def test_a_plain_task_is_the_beginning_of_a_message() -> None:
-    assert Claimed._fields[:_SHARED] == Dispatch.__struct_fields__[:_SHARED]
+    assert Claimed._fields[:_PLAIN_FIELDS] == Dispatch.__struct_fields__[:_PLAIN_FIELDS]
     task = Claimed(b"i" * 16, 7, "job", b"payload", "a", '{"timeout":1.0}', None, None, True, 2, lane="job|1", seq=5)
     (bundle,) = unpacked(messages([task], fleet_of(a=10).slots))["a"]
     assert bundle == [Dispatch(b"i" * 16, 7, "job", b"payload", "a", '{"timeout":1.0}', alone=True, failures=2)]

@@ -132,7 +132,7 @@ def test_metrics_health_and_readiness_are_told(
     status, body = get(server, "/readyz")
     assert (status, json.loads(body)) == (503, {"status": "not ready", "obstacles": {"redis": "away"}})
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(listening, "_is_near", lambda _: False)
+        elsewhere.setattr(listening, "_is_local", lambda _: False)
         status, body = get(server, "/readyz")
     assert (status, json.loads(body)["obstacles"]) == (503, {"redis": listening.ELSEWHERE})
     assert get(server, "/healthz")[0] == 200
@@ -149,10 +149,10 @@ def test_what_is_not_served_is_refused_and_a_defect_ends_nothing(server: Listene
 
 
 def test_who_says_nothing_or_too_much_keeps_nobody_waiting(server: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
-    silent = [connect(server) for _ in range(listening._MOST_OPEN - 1)]
+    silent = [connect(server) for _ in range(listening._MAX_CONNECTIONS - 1)]
     assert get(server, "/healthz")[0] == 200
     with connect(server) as loud:
-        loud.sendall(b"x" * listening._LONGEST_REQUEST)
+        loud.sendall(b"x" * listening._MAX_REQUEST)
         assert loud.recv(1) == b""
     monkeypatch.setattr(listening, "_TIMEOUT", 0.1)
     for connection in silent:
@@ -163,8 +163,8 @@ def test_who_says_nothing_or_too_much_keeps_nobody_waiting(server: Listener, mon
 def test_an_address_that_is_taken_is_tried_again(
     subject: Subject, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(listening, "_TRY_AGAIN", 0.05)
-    monkeypatch.setattr(listening, "_TURN", 0.05)
+    monkeypatch.setattr(listening, "_RETRY_INTERVAL", 0.05)
+    monkeypatch.setattr(listening, "_CHECK_INTERVAL", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listener = Listener(str(taken.getsockname()[1]), subject, logging.getLogger("test"))
         thread = listener.in_thread()

@@ -107,7 +107,7 @@ def test_a_run_that_is_too_much_alone_is_refused(pace: Pace, by_postgres: bool, 
         planned(pace, OTHER)
     assert pace.budget().refused == {RUN}
     budget = pace.budget()
-    budget.met.add(RUN)
+    budget.resolved.add(RUN)
     pace.worked(budget)
     assert pace.budget().refused == set()
     ended_while_planning(pace, RUN)

@@ -1,6 +1,6 @@
-"""Django: `app` is the application of the project, with the settings of `ORCHESTRATOR` in Django's settings.
+"""Django: `app` is the application of the project, configured by `ORCHESTRATOR` in Django's settings.
 
-A module `tasks` of an installed app is imported when Django is set up. It registers its tasks with this `app`.
+When Django is set up, the module `tasks` of every installed app is imported, and registers its tasks with this `app`.
 """
 
 from __future__ import annotations
@@ -21,37 +21,39 @@ from orchestrator.settings import Settings, load_settings
 
 __all__ = ["app"]
 
-_OWN = ("database", "dashboard", "routes")
-"""Keys of `ORCHESTRATOR` that are no settings: an alias of DATABASES, the dashboard's address, queues by task names."""
-_FOR_LIBPQ = ("ssl", "target_session_attrs", "passfile", "channel_binding")
-"""How options of a database begin that every driver understands."""
+_NOT_SETTINGS = ("database", "dashboard", "routes")
+"""Keys of `ORCHESTRATOR` that are not settings: an alias of DATABASES, the dashboard's URL, queues by task name."""
+_LIBPQ_PREFIXES = ("ssl", "target_session_attrs", "passfile", "channel_binding")
+"""Prefixes of database options that every driver understands."""
 
 
 def option(name: str) -> Any:
-    """Return what `ORCHESTRATOR` in Django's settings says of something; None if nothing."""
+    """Return a value of `ORCHESTRATOR` in Django's settings, or None."""
     return getattr(settings, "ORCHESTRATOR", {}).get(name)
 
 
 def shared_database() -> str | None:
-    """Return the alias of the database of Django that holds the tasks, too; None if they are elsewhere."""
-    elsewhere = (option("database_url"), option("api_url"))
-    if any(elsewhere) or os.environ.get("ORCHESTRATOR_DATABASE_URL") or os.environ.get("ORCHESTRATOR_API_URL"):
+    """Return the alias of the Django database that also holds the tasks; None if they are stored elsewhere."""
+    configured = (option("database_url"), option("api_url"))
+    if any(configured) or os.environ.get("ORCHESTRATOR_DATABASE_URL") or os.environ.get("ORCHESTRATOR_API_URL"):
         return None
     alias: str = option("database") or "default"
     return alias if connections[alias].vendor == "postgresql" else None
 
 
-def given_settings() -> dict[str, Any]:
-    """Return the settings that Django's settings give, with the address of the database that is shared."""
-    given = {name: value for name, value in getattr(settings, "ORCHESTRATOR", {}).items() if name not in _OWN}
+def project_settings() -> dict[str, Any]:
+    """Return the settings from Django's settings, with the URL of the shared database."""
+    configured = {
+        name: value for name, value in getattr(settings, "ORCHESTRATOR", {}).items() if name not in _NOT_SETTINGS
+    }
     if (alias := shared_database()) is not None:
-        given["database_url"] = _url(connections[alias].settings_dict)
-    return given
+        configured["database_url"] = _url(connections[alias].settings_dict)
+    return configured
 
 
 def _url(database: dict[str, Any]) -> str:
-    """Return the address of a database of Django's; inside tests, of the test database."""
-    query = {name: value for name, value in database["OPTIONS"].items() if name.startswith(_FOR_LIBPQ)}
+    """Return the URL of a Django database; in tests, of the test database."""
+    query = {name: value for name, value in database["OPTIONS"].items() if name.startswith(_LIBPQ_PREFIXES)}
     host = str(database["HOST"])
     if not host or host.startswith("/"):
         query, host = query | ({"host": host} if host else {}), ""
@@ -64,11 +66,11 @@ def _url(database: dict[str, Any]) -> str:
 
 
 def _settings() -> Settings:
-    return load_settings(**given_settings())
+    return load_settings(**project_settings())
 
 
 def _close_old_connections() -> None:
-    """Close connections that are broken or too old; in a test that runs tasks in memory, not those in a transaction."""
+    """Close connections that are broken or too old, except transactions of tests that run tasks in memory."""
     in_memory = getattr(app._client._backend, "is_in_memory", False)
     for connection in connections.all(initialized_only=True):
         if not (in_memory and connection.in_atomic_block):
@@ -76,7 +78,7 @@ def _close_old_connections() -> None:
 
 
 class _Connections(Middleware):
-    """Closes connections of Django around each attempt that are broken or too old, as Django does around a request."""
+    """Closes broken or old Django connections around each attempt, as Django does around a request."""
 
     def execute(self, ctx: TaskContext) -> Iterator[None]:  # noqa: ARG002
         _close_old_connections()

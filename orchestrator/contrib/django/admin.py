@@ -1,4 +1,4 @@
-"""The link of Django's admin to the dashboard, if `ORCHESTRATOR["dashboard"]` has its address."""
+"""The dashboard link in Django's admin, if `ORCHESTRATOR["dashboard"]` is its URL."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from orchestrator.contrib.django.models import Dashboard
 
 
 class DashboardAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django has no types
-    """A list of models that is a link."""
+    """A model list that redirects to the dashboard."""
 
     def has_add_permission(self, *_: Any) -> bool:
-        """Offer nothing but the link."""
+        """Forbid changes: there is only the link."""
         return False
 
     has_change_permission = has_delete_permission = has_add_permission

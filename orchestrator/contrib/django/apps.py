@@ -1,4 +1,4 @@
-"""What `"orchestrator.contrib.django"` in INSTALLED_APPS does."""
+"""The effect of `"orchestrator.contrib.django"` in INSTALLED_APPS."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.contrib.django import app, shared_database
 
 
 class OrchestratorConfig(AppConfig):  # type: ignore[misc]  # Django has no types
-    """Imports the module `tasks` of every installed app, and lets `migrate` prepare the tables of tasks."""
+    """Imports the module `tasks` of every installed app, and lets `migrate` upgrade the tables of tasks."""
 
     name = "orchestrator.contrib.django"
     label = "orchestrator"
@@ -22,7 +22,7 @@ class OrchestratorConfig(AppConfig):  # type: ignore[misc]  # Django has no type
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the tasks of the project."""
+        """Register the tasks of the project, and connect to `migrate`."""
         autodiscover_modules("tasks")
         post_migrate.connect(_upgrade, sender=self)
         if (alias := shared_database()) is not None:
@@ -32,22 +32,22 @@ class OrchestratorConfig(AppConfig):  # type: ignore[misc]  # Django has no type
 
 
 def _upgrade(using: str, plan: Any = None, **_: object) -> None:
-    """Bring the schema up to date after `migrate`, in the database that tasks share with Django; not after `flush`."""
+    """Upgrade the schema after `migrate` in the database that tasks share with Django, but not after `flush`."""
     if plan is not None and using == shared_database():
         from orchestrator.store import shards  # loads SQLAlchemy, which workers do without
 
-        app.close()  # what it knows may be another database: that of the tests has just been created
+        app.close()  # it may be connected to another database: that of the tests was just created
         shards.upgrade(app.settings)
 
 
 def _reconnecting(change: Callable[..., Any]) -> Callable[..., Any]:
-    """Leave a test database before Django changes to another, or drops it: Postgres drops none that is in use."""
+    """Disconnect before and after Django switches or drops a test database: Postgres drops no database in use."""
 
-    def leave_and_change(*args: Any, **keywords: Any) -> Any:
+    def disconnect_and_change(*args: Any, **keywords: Any) -> Any:
         app.close()
         try:
             return change(*args, **keywords)
         finally:
             app.close()
 
-    return leave_and_change
+    return disconnect_and_change

@@ -1,8 +1,7 @@
 """A backend for `django.tasks` of Django 6, or for its backport, the package django-tasks.
 
-Each function with `@task` is registered as a task of the application under its path. OPTIONS are options of all of
-them, such as `{"retries": 3}`. A task that is enqueued in a transaction of the database that Django and the application
-share is part of it.
+Each function with `@task` is registered as a task of the application, named by its path. OPTIONS apply to all of them,
+such as `{"retries": 3}`. A task that is enqueued in a transaction of the shared database is part of the transaction.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ _STATUS = {
     TaskState.CANCELLED: TaskResultStatus.FAILED,
     TaskState.SKIPPED: TaskResultStatus.FAILED,
 }
-"""All other states are READY."""
+"""The Django status of task states. All other states are READY."""
 
 
 class OrchestratorBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
-    """`TASKS = {"default": {"BACKEND": "orchestrator.contrib.django.backend.OrchestratorBackend"}}`."""
+    """Use with `TASKS = {"default": {"BACKEND": "orchestrator.contrib.django.backend.OrchestratorBackend"}}`."""
 
     supports_defer = True
     supports_async_task = True
@@ -59,53 +58,53 @@ class OrchestratorBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has 
             app.task(name=task.module_path, **self.options)(function)
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
-        """Enqueue a task: in the transaction that is open, if the database is shared."""
+        """Enqueue a task, in the open transaction if the database is shared."""
         options: dict[str, Any] = {"queue": task.queue_name, "priority": task.priority}
         if task.run_after is not None:
             options["eta"] = make_aware(task.run_after) if is_naive(task.run_after) else task.run_after
-        chosen, alias = app.tasks[task.module_path].options(**options), shared_database()
+        bound_task, alias = app.tasks[task.module_path].options(**options), shared_database()
         if alias is not None and connections[alias].in_atomic_block:
-            handle = chosen.enqueue_in(connections[alias], *args, **kwargs)
+            handle = bound_task.enqueue_in(connections[alias], *args, **kwargs)
         else:
-            handle = chosen.enqueue(*args, **kwargs)
+            handle = bound_task.enqueue(*args, **kwargs)
         result = self._result(task, handle.id, args=list(args), kwargs=kwargs)
         task_enqueued.send(type(self), task_result=result)
         return result
 
     def get_result(self, result_id: str) -> Any:
         try:
-            found = app._client.backend.insights.show_task(UUID(result_id))
+            details = app._client.backend.insights.show_task(UUID(result_id))
         except ValueError:
-            found = None
-        if found is None:
+            details = None
+        if details is None:
             raise TaskResultDoesNotExist(result_id)
-        args, kwargs, *_ = decode_call(found.payload)
-        errors = [attempt.error for attempt in found.attempts if attempt.error is not None]
+        args, kwargs, *_ = decode_call(details.payload)
+        errors = [attempt.error for attempt in details.attempts if attempt.error is not None]
         result = self._result(
-            import_string(found.name),
+            import_string(details.name),
             result_id,
-            status=_STATUS.get(TaskState(found.status), TaskResultStatus.READY),
-            enqueued_at=found.created_at,
-            started_at=found.attempts[0].started_at if found.attempts else found.started_at,
-            last_attempted_at=found.started_at,
-            finished_at=found.ended_at,
+            status=_STATUS.get(TaskState(details.status), TaskResultStatus.READY),
+            enqueued_at=details.created_at,
+            started_at=details.attempts[0].started_at if details.attempts else details.started_at,
+            last_attempted_at=details.started_at,
+            finished_at=details.ended_at,
             args=args,
             kwargs=kwargs,
-            errors=[TaskError(exception_class_path=_path(one.kind), traceback=one.traceback) for one in errors],
-            worker_ids=[attempt.worker or "" for attempt in found.attempts],
+            errors=[TaskError(exception_class_path=_path(error.kind), traceback=error.traceback) for error in errors],
+            worker_ids=[attempt.worker or "" for attempt in details.attempts],
         )
-        if found.status == TaskState.SUCCESS:
+        if details.status == TaskState.SUCCESS:
             object.__setattr__(result, "_return_value", app.handle(result_id).result())
         return result
 
-    def _result(self, task: Any, identifier: str, **known: Any) -> Any:
-        return _result(task, self.alias, identifier, **known)
+    def _result(self, task: Any, identifier: str, **fields: Any) -> Any:
+        return _result(task, self.alias, identifier, **fields)
 
 
-def _result(task: Any, alias: str, identifier: str, **known: Any) -> Any:
+def _result(task: Any, alias: str, identifier: str, **fields: Any) -> Any:
     times = dict.fromkeys(("enqueued_at", "started_at", "finished_at", "last_attempted_at"))
     other = {"status": TaskResultStatus.READY, "args": [], "kwargs": {}, "errors": [], "worker_ids": []}
-    return TaskResult(task=task, id=identifier, backend=alias, **times | other | known)
+    return TaskResult(task=task, id=identifier, backend=alias, **times | other | fields)
 
 
 def _path(kind: str) -> str:
@@ -113,14 +112,14 @@ def _path(kind: str) -> str:
 
 
 def _with_context(task: Any) -> Callable[..., Any]:
-    """Return the function of a task without its first parameter, for which it makes Django's context."""
+    """Return the function of a task without its first parameter, for which it passes Django's context."""
 
     def context() -> Any:
-        found = current_task()
-        attempts = 1 if found is None else found.attempt
-        identifier = "" if found is None else str(found.task_id)
-        known = {"status": TaskResultStatus.RUNNING, "worker_ids": [""] * attempts}
-        return TaskContext(task_result=_result(task, task.backend, identifier, **known))
+        current = current_task()
+        attempts = 1 if current is None else current.attempt
+        identifier = "" if current is None else str(current.task_id)
+        fields = {"status": TaskResultStatus.RUNNING, "worker_ids": [""] * attempts}
+        return TaskContext(task_result=_result(task, task.backend, identifier, **fields))
 
     @wraps(task.func)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -130,7 +129,7 @@ def _with_context(task: Any) -> Callable[..., Any]:
     async def run_async(*args: Any, **kwargs: Any) -> Any:
         return await task.func(context(), *args, **kwargs)
 
-    chosen: Any = run_async if inspect.iscoroutinefunction(task.func) else run
+    wrapper: Any = run_async if inspect.iscoroutinefunction(task.func) else run
     signature = inspect.signature(task.func)
-    chosen.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
-    return chosen  # type: ignore[no-any-return]
+    wrapper.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+    return wrapper  # type: ignore[no-any-return]

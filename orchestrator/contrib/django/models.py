@@ -1,4 +1,4 @@
-"""A model without a table, for which the admin shows a link."""
+"""A model without a table: the admin's link to the dashboard."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from django.db import models
 
 
 class Dashboard(models.Model):  # type: ignore[misc]  # Django has no types
-    """The dashboard, where the admin lists models."""
+    """The dashboard, as a model in the admin."""
 
     class Meta:
-        """No table, and one permission: to see the link."""
+        """No table, and only the permission to view the link."""
 
         managed = False
         default_permissions = ("view",)

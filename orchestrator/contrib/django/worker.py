@@ -1,4 +1,4 @@
-"""What workers of a Django project load: the application, once Django is set up."""
+"""The module that workers of a Django project load: it sets up Django, and has the application."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads wherever fsspec reaches (extra `payloads`)."""
+"""Payload stores supported by fsspec (extra `payloads`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.terminal_safe import without_password
 
 
 class Bucket:
-    """Objects wherever fsspec reaches: S3 and what speaks like it, Google Cloud Storage, Azure and others."""
+    """Payloads in S3 and compatible stores, Google Cloud Storage, Azure and others, by fsspec."""
 
     def __init__(self, url: str) -> None:
         self.place = without_password(url)
@@ -45,8 +45,8 @@ class Bucket:
         with answering(self.place, writing=True), contextlib.suppress(FileNotFoundError):
             self._files.invalidate_cache()
             now = time.time()
-            found = self._files.find(f"{self._root}/{shard}", detail=True)
-            for path, info in found.items():
+            objects = self._files.find(f"{self._root}/{shard}", detail=True)
+            for path, info in objects.items():
                 name = ObjectName.parse("/".join(path.split("/")[-3:]))
                 written = _written(info)
                 if name is not None and written is not None:
@@ -59,14 +59,14 @@ class Bucket:
                 self._files.rm(paths)
 
     def folders(self, part: str) -> Iterator[tuple[str, float]]:
-        last: dict[str, float] = {}
+        newest: dict[str, float] = {}
         with answering(self.place, writing=True), contextlib.suppress(FileNotFoundError):
             self._files.invalidate_cache()
             now = time.time()
             for path, info in self._files.find(f"{self._root}/{part}", detail=True).items():
                 name, written = path.split("/")[-2], _written(info)
-                last[name] = max(last.get(name, 0.0), now if written is None else written)
-            yield from ((name, now - written) for name, written in last.items())
+                newest[name] = max(newest.get(name, 0.0), now if written is None else written)
+            yield from ((name, now - written) for name, written in newest.items())
 
     def delete_folder(self, path: str) -> None:
         with answering(self.place, writing=True), contextlib.suppress(FileNotFoundError):
@@ -74,7 +74,7 @@ class Bucket:
 
 
 def _written(info: Mapping[str, Any]) -> float | None:
-    """Return when an object was written, in seconds since 1970; None where a store does not say."""
+    """Return when an object was written, as Unix time; None if the store does not tell."""
     moment: Any = info.get("LastModified") or info.get("mtime") or info.get("created") or info.get("updated")
     if moment is None:
         return None
@@ -99,11 +99,11 @@ class _Upload:
             self._file.close()
 
     def abandon(self) -> None:
-        """Have the store forget it; where it cannot, an object is left that no row names, and is collected."""
+        """Discard the upload. If the store cannot, the object is collected later, because no row refers to it."""
         with contextlib.suppress(Exception):
             self._file.discard()
         with contextlib.suppress(Exception):
-            self._file.closed = True  # so that nobody closes it later, which would let it appear
+            self._file.closed = True  # so that no later close completes the upload
         with contextlib.suppress(Exception):
             self._files.rm_file(self._path)
 

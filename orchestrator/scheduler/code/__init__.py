@@ -1,1 +1,1 @@
-"""Runs of workflows as code: their turns."""
+"""Runs of workflows as code."""

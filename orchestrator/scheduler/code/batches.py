@@ -1,7 +1,7 @@
-"""Apply what the code of workflows commands: the batches that activations report.
+"""Apply the commands of workflow code: the batches that activations report.
 
-A batch is applied only if it comes from the current attempt of the run's turn task, so it is applied once, whatever is
-reported twice or late. All batches of a tick are applied together, one statement for each kind of command.
+A batch is applied only if it comes from the current attempt of the run's turn task, and so only once, even if it is
+reported twice or late. All batches of a tick are applied together, with one statement per kind of command.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def apply_activations(
     *,
     are_next: bool = False,
 ) -> None:
-    """Apply what the code of runs has commanded.
+    """Apply the reports of activations.
 
-    Next turns were never handed out, and take no place in a queue.
+    With `are_next`, workers took the turns on their own: these were never dispatched, and use no slot.
     """
     turns: list[Turn] = []
     ends: list[tuple[str, Activated]] = []
@@ -84,33 +84,33 @@ def apply_activations(
     accepted: set[bytes] = set()
     answers = [answer for _, report in reports for answer in report.answers]
     if turns:
-        moved = _landed(suspend(tx.connection, turns, tx.now), are_next)
+        moved = _as_counted(suspend(tx.connection, turns, tx.now), are_next)
         tx.result.note(moved, by_worker=True)
         accepted.update(task.id for task in moved)
         code.took_turn(tx, [task.id for task in moved], {answer.id for answer in answers})
     if ends:
         before, refused, unfit = _append_last(tx, [report for _, report in ends])
         if refused:
-            _refuse_ends(tx, code, [one for one in ends if one[1].id in refused], are_next)
+            _refuse_ends(tx, code, [item for item in ends if item[1].id in refused], are_next)
         stuck += unfit
         if refused or unfit:
             open_ = refused.union(run for run, _, _ in unfit)
-            ends = [one for one in ends if one[1].id not in open_]
+            ends = [item for item in ends if item[1].id not in open_]
         accepted |= _end_turn_tasks(tx, ends, before, inline_result, are_next)
     if absent:
-        code.queries.not_shown(tx.result, ((row.id, row.attempt) for row in absent))
+        code.queries.requeue(tx.result, ((row.id, row.attempt) for row in absent))
         tx.result.wake.delayed |= any(row.delay > 0 for row in absent)
         tx.result.note(transitions.requeue(tx.connection, absent, tx.now), by_worker=True)
     if stuck:
         code.queries.forget(tx.result, [run for run, _, _ in stuck])
         mark_stuck(tx, stuck)
-    tx.result.code.near.update((report.awaits, worker) for worker, report in reports if report.awaits)
+    tx.result.code.preferred_workers.update((report.awaits, worker) for worker, report in reports if report.awaits)
     carry_out(tx, code, {run: batch for run, batch in batches.items() if run in accepted})
     code.answer(tx, [Answered(answer.id, answer.result, answer.error) for answer in answers])
 
 
-def _landed(moved: list[Moved], are_next: bool) -> list[Moved]:
-    """Return turn tasks with the state from which they were last seen to come by those who count what is in flight."""
+def _as_counted(moved: list[Moved], are_next: bool) -> list[Moved]:
+    """Return turn tasks as if they had been pending, if they were never counted as in flight."""
     return [task._replace(before=TaskState.PENDING) for task in moved] if are_next else moved
 
 
@@ -137,8 +137,10 @@ _OPENING = (commands.ScheduleTask, commands.StartChildRun)
 def _append_last(
     tx: Transaction, reports: Sequence[Activated]
 ) -> tuple[dict[bytes, int], set[bytes], list[tuple[bytes, int, Violation]]]:
-    """Record the last batches of runs whose code has ended; return the runs, each with its last event before, those
-    whose end does not count, because there are messages that the code has not seen, and those that are stuck.
+    """Record the last batches of runs whose code has ended.
+
+    Return the runs with the number of their last event before; the runs whose end is refused because of messages that
+    the code has not seen; and the runs that are stuck.
     """
     current: dict[bytes, Activated] = {}
     for report in reports:
@@ -180,7 +182,7 @@ def _end_command(report: Activated) -> commands.EndCommand:
 
 
 def _refuse_ends(tx: Transaction, code: CodeRuns, reports: Sequence[tuple[str, Activated]], are_next: bool) -> None:
-    """Let code that has ended without some messages be replayed with them, at once: `history` says how."""
+    """Replay code that ended before it saw some messages. The refused end is recorded in the history."""
     turns = [
         Turn(
             *(report.id, report.attempt, 0, False, 0, worker),
@@ -189,7 +191,7 @@ def _refuse_ends(tx: Transaction, code: CodeRuns, reports: Sequence[tuple[str, A
         )
         for worker, report in reports
     ]
-    moved = _landed(suspend(tx.connection, turns, tx.now), are_next)
+    moved = _as_counted(suspend(tx.connection, turns, tx.now), are_next)
     tx.result.note(moved, by_worker=True)
     code.took_turn(tx, [task.id for task in moved], {answer.id for _, report in reports for answer in report.answers})
 
@@ -201,7 +203,7 @@ def _end_turn_tasks(
     inline_result: int,
     are_next: bool,
 ) -> set[bytes]:
-    """End the turn tasks of runs whose code has ended, as it did; the runs end with them."""
+    """End the turn tasks of runs whose code has ended. The runs end with them."""
     successes: list[Success] = []
     endings: dict[TaskState, list[AttemptEnd]] = {TaskState.FAILED: [], TaskState.CANCELLED: []}
     errors: dict[bytes, TaskError] = {}
@@ -226,7 +228,7 @@ def _end_turn_tasks(
     for state, rows in endings.items():
         if rows:
             moved += transitions.end(tx.connection, state, rows, tx.now)
-    moved = _landed(moved, are_next)
+    moved = _as_counted(moved, are_next)
     tx.result.note(
         moved,
         results={row.id: row.result for row in successes if row.id not in continuing},
@@ -237,7 +239,7 @@ def _end_turn_tasks(
     accepted = {task.id for task in moved}
     tx.result.runs.continuing.update((run, command) for run, command in continuing.items() if run in accepted)
     seen = ((report.id, report.through) for _, report in reports if report.id in accepted)
-    tx.result.runs.unheard.update((run, through) for run, through in seen if before.get(run, 0) > through)
+    tx.result.runs.last_seen.update((run, through) for run, through in seen if before.get(run, 0) > through)
     return accepted
 
 
@@ -256,9 +258,9 @@ def _child(run: bytes, command: commands.StartChildRun) -> NewRun:
 
 
 def carry_out(tx: Transaction, code: CodeRuns, batches: Mapping[bytes, Sequence[Command]]) -> None:
-    """Do what the accepted batches ask for."""
-    wanted = CommandsByKind(batches)
-    children = [_child(run, command) for run, command in wanted.of(commands.StartChildRun)]
+    """Carry out the commands of accepted batches."""
+    requested = CommandsByKind(batches)
+    children = [_child(run, command) for run, command in requested.of(commands.StartChildRun)]
     parents = Counter(child.parent_run for child in children)
     outliving = {
         run: {"total": parents[run], "opened": parents[run]}
@@ -267,56 +269,58 @@ def carry_out(tx: Transaction, code: CodeRuns, batches: Mapping[bytes, Sequence[
     }
     if outliving:
         runs.count(tx.connection, outliving)
-    create_enqueued(tx, [command.task for _, command in wanted.of(commands.ScheduleTask)])
-    if cancelled := [command.id for _, command in wanted.of(commands.CancelTask)]:
+    create_enqueued(tx, [command.task for _, command in requested.of(commands.ScheduleTask)])
+    if cancelled := [command.id for _, command in requested.of(commands.CancelTask)]:
         cancel_tasks(tx, cancelled)
-    if timers := wanted.of(commands.StartTimer):
+    if timers := requested.of(commands.StartTimer):
         now = tx.now.timestamp()
         expectations.start_timers(tx.connection, [(run, timer.id, timer.due(now)) for run, timer in timers])
         tx.result.wake.delayed = True
-    if gone := [(run, command.id) for run, command in wanted.of(commands.CancelTimer)]:
-        expectations.forget_timers(tx.connection, gone)
+    if cancelled_timers := [(run, command.id) for run, command in requested.of(commands.CancelTimer)]:
+        expectations.forget_timers(tx.connection, cancelled_timers)
     promises, waits = other_runs.split(
-        [NewPromise(run, one.id, one.name, one.ordinal) for run, one in wanted.of(commands.CreatePromise)]
+        [NewPromise(run, item.id, item.name, item.ordinal) for run, item in requested.of(commands.CreatePromise)]
     )
-    given_up = [(run, command.id) for run, command in wanted.of(commands.CancelPromise)]
+    given_up = [(run, command.id) for run, command in requested.of(commands.CancelPromise)]
     if promises:
         expectations.create_promises(tx.connection, promises)
     if given_up:
         give_up_promises(tx, given_up)
     if promises:
         gone_promises = set(given_up)
-        meet_promises(tx, [one for one in promises if (one.run, one.id) not in gone_promises])
+        meet_promises(tx, [item for item in promises if (item.run, item.id) not in gone_promises])
     if children:
         _start_children(tx, code.nesting, children)
-    if cancelled := [command.id for _, command in wanted.of(commands.CancelChildRun)]:
+    if cancelled := [command.id for _, command in requested.of(commands.CancelChildRun)]:
         ask_to_cancel(tx, code_runs.latest(tx.connection, cancelled).values(), PARENT_ASKS)
-    if waits := [one for one in waits if (one.run, one.id) not in given_up]:
+    if waits := [item for item in waits if (item.run, item.id) not in given_up]:
         other_runs.wait(tx, code, waits)
-    if signals := wanted.of(commands.SignalRun):
+    if signals := requested.of(commands.SignalRun):
         ending = {run for run, batch in batches.items() if batch and isinstance(batch[-1], commands.EndCommand)}
         other_runs.send(tx, code, signals, ending)
-    if changed := _attributes(wanted):
+    if changed := _attributes(requested):
         code_runs.set_attributes(tx.connection, changed)
-    reply(tx, [Answered(one.id, one.result, one.error) for _, one in wanted.of(commands.AnswerUpdate)])
+    reply(tx, [Answered(item.id, item.result, item.error) for _, item in requested.of(commands.AnswerUpdate)])
 
 
-def _attributes(wanted: CommandsByKind) -> dict[bytes, dict[str, Scalar | None]]:
-    """Return, by run, the attributes that its code has set; None stands for those that it has removed."""
+def _attributes(requested: CommandsByKind) -> dict[bytes, dict[str, Scalar | None]]:
+    """Return the attributes set by the code of each run; None for removed ones."""
     changed: dict[bytes, dict[int, tuple[str, Scalar | None]]] = defaultdict(dict)
-    for run, one in wanted.of(commands.SetState):
-        if one.attribute:
-            changed[run][one.ordinal] = one.key, msgspec.json.decode(one.attribute)
-    for run, gone in wanted.of(commands.ClearState):
-        if gone.is_attribute:
-            changed[run][gone.ordinal] = gone.key, None
-    return {run: dict(some[ordinal] for ordinal in sorted(some)) for run, some in changed.items()}
+    for run, item in requested.of(commands.SetState):
+        if item.attribute:
+            changed[run][item.ordinal] = item.key, msgspec.json.decode(item.attribute)
+    for run, command in requested.of(commands.ClearState):
+        if command.is_attribute:
+            changed[run][command.ordinal] = command.key, None
+    return {run: dict(by_ordinal[ordinal] for ordinal in sorted(by_ordinal)) for run, by_ordinal in changed.items()}
 
 
-def _start_children(tx: Transaction, nesting: Nesting, wanted: Sequence[NewRun]) -> None:
-    """Start the runs that others want; those that would stand too deep, or be too many, have failed."""
-    places = ancestry.places(tx.connection, {child.parent_run for child in wanted if child.parent_run is not None})
-    children = [_placed(child, places) for child in wanted]
+def _start_children(tx: Transaction, nesting: Nesting, new_runs: Sequence[NewRun]) -> None:
+    """Start child runs. Those that are nested too deeply, or are too many, fail."""
+    parent_depths = ancestry.places(
+        tx.connection, {child.parent_run for child in new_runs if child.parent_run is not None}
+    )
+    children = [_with_depth(child, parent_depths) for child in new_runs]
     refused = {
         child.id: nesting.too_deep(child.workflow or "", child.depth)
         for child in children
@@ -332,7 +336,6 @@ def _start_children(tx: Transaction, nesting: Nesting, wanted: Sequence[NewRun])
     create_runs(tx, [child for child in children if child.id not in refused])
 
 
-def _placed(child: NewRun, places: Mapping[bytes, tuple[bytes, int]]) -> NewRun:
-    """Return a run with its place among those that started each other."""
+def _with_depth(child: NewRun, places: Mapping[bytes, tuple[bytes, int]]) -> NewRun:
     root, depth = places.get(child.parent_run or b"", (None, -1))
     return child._replace(root=root, depth=depth + 1)

@@ -1,4 +1,4 @@
-"""The end of runs of code: with their turn tasks."""
+"""End code runs together with their turn tasks."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from orchestrator.store.runs.transitions import RunRow
 
 
 class RunEnd(NamedTuple):
-    """A run whose turn task has ended, and that ends with it."""
+    """A run that ends together with its turn task."""
 
     turn_task: TurnTaskEnd
     continuing: ContinueRun | None
-    """How it goes on in another, if it does."""
+    """The command that continues the run as new, if any."""
     is_reset: bool
-    """It ends because another repeats it."""
+    """The run ends because a reset repeats it in a new run."""
     heard: int | None = None
-    """The last event that its code was shown, if more has happened."""
+    """The last event that the code has seen, if there are later ones."""
 
     @property
     def changes(self) -> RunChanges:
-        """Return what is kept of it until the run can be ended."""
+        """Return the changes to store until the run can be ended."""
         return RunChanges(turn_task_end=self.turn_task, continuing=self.continuing, heard=self.heard)
 
     @property
@@ -49,14 +49,14 @@ class RunEnd(NamedTuple):
 
     @property
     def reason(self) -> str | None:
-        """Return why it ended, for people to see, if that is not how its code did."""
+        """Return why the run ended, for display, unless its code simply ended."""
         if self.continuing is not None:
             return CONTINUED
         return RESET if self.is_reset else None
 
 
 def end_runs(tx: Transaction, ends: Sequence[RunEnd]) -> list[RunRow]:
-    """End the runs whose turn tasks have ended, start those in which they go on, and cancel what is open in them."""
+    """End runs with ended turn tasks, start their successors, and cancel their open tasks and children."""
     continuing = {end.turn_task.id: end.continuing for end in ends if end.continuing is not None}
     successors = _successors(tx, continuing) if continuing else {}
     ended = transitions.end(
@@ -67,44 +67,44 @@ def end_runs(tx: Transaction, ends: Sequence[RunEnd]) -> list[RunRow]:
     code_runs.forget(tx.connection, [run.id for run in ended])
     if successors:
         _continue(tx, [successors[run.id] for run in ended if run.id in successors])
-    over = {run.id for run in ended}
-    heard = {end.turn_task.id: end.heard for end in ends if end.heard is not None and not end.goes_on}
-    unheard = [(run, number) for run, number in heard.items() if run in over]
-    if unheard:
-        begin_with(tx, histories.unheard(tx.connection, unheard))
-    leaving = [run.id for run in ended if run.open]
-    if leaving:
-        tx.result.wake.requests = True  # they are reported as closing with the pending work
-        # A child may have continued in this very tick, so this comes after the successors are there.
-        children = code_runs.children(tx.connection, leaving)
+    ended_ids = {run.id for run in ended}
+    seen = {end.turn_task.id: end.heard for end in ends if end.heard is not None and not end.goes_on}
+    unseen = [(run, number) for run, number in seen.items() if run in ended_ids]
+    if unseen:
+        begin_with(tx, histories.unheard(tx.connection, unseen))
+    with_open = [run.id for run in ended if run.open]
+    if with_open:
+        tx.result.wake.requests = True  # the pending work reports them as closing
+        # A child may have continued in this tick too, so this comes after the start of successors.
+        children = code_runs.children(tx.connection, with_open)
         ask_to_cancel(tx, [child.id for child in children if not child.terminates], PARENT_ENDED)
         cancels.mark(tx.connection, [child.id for child in children if child.terminates], code=True)
     return ended
 
 
 class _Successor(NamedTuple):
-    """A run in which another goes on."""
+    """The new run that continues another."""
 
-    of: bytes
+    predecessor: bytes
     new: NewRun
     resolutions: list[Resolution]
     """Answers to promises that the code has not seen."""
 
 
 def _successors(tx: Transaction, continuing: Mapping[bytes, ContinueRun]) -> dict[bytes, _Successor]:
-    """Return the runs in which others go on, with everything that was said to those and their code has not heard."""
+    """Return the successors of runs, with all messages that the code of the old runs has not seen."""
     ids = list(continuing)
-    said = histories.said(tx.connection, [(run, end.seen) for run, end in continuing.items()])
-    carried = {run: carried_over(said.get(run, []), end) for run, end in continuing.items()}
+    messages = histories.said(tx.connection, [(run, end.seen) for run, end in continuing.items()])
+    carried = {run: carried_over(messages.get(run, []), end) for run, end in continuing.items()}
     settled = [run for run in ids if carried[run].settled]
     created = histories.promises(tx.connection, settled) if settled else {}
-    left = {run: resolutions(carried[run].settled, created.get(run, ())) for run in ids}
-    for kept in store.of_runs(tx.connection, ids):
-        if kept.number:
-            left[kept.run].append(kept.what)
+    carried_resolutions = {run: resolutions(carried[run].settled, created.get(run, ())) for run in ids}
+    for answer in store.of_runs(tx.connection, ids):
+        if answer.number:
+            carried_resolutions[answer.run].append(answer.what)
     successors: dict[bytes, _Successor] = {}
     for old in code_runs.predecessors(tx.connection, ids, tx.now):
-        payload, begun = continuing[old.id].payload, said[old.id][0].what
+        payload, begun = continuing[old.id].payload, messages[old.id][0].what
         assert isinstance(begun, history.RunStarted)
         started = history.RunStarted(
             *(old.workflow, old.version, payload, old.queue, old.parent_run, old.id),
@@ -112,25 +112,24 @@ def _successors(tx: Transaction, continuing: Mapping[bytes, ContinueRun]) -> dic
             first=begun.first or old.id,
         )
         new = code_runs.new_run(successor_id(old.id), [started, *carried[old.id].facts], pinned=old.pinned)
-        cancelling = old.cancelling or ignores_cancel(said.get(old.id, []), continuing[old.id], old.began_at)
+        cancelling = old.cancelling or ignores_cancel(messages.get(old.id, []), continuing[old.id], old.began_at)
         new = old.inherited_by(new, reason=old.reason, cancelling=cancelling, begun=True)
-        successors[old.id] = _Successor(old.id, new, left[old.id])
+        successors[old.id] = _Successor(old.id, new, carried_resolutions[old.id])
     return successors
 
 
 def _continue(tx: Transaction, successors: Sequence[_Successor]) -> None:
-    """Start the runs in which others go on."""
     new = [successor.new for successor in successors]
     create_runs(tx, new)
-    run_keys.pass_on(tx.connection, [(successor.of, successor.new.id) for successor in successors])
+    run_keys.pass_on(tx.connection, [(successor.predecessor, successor.new.id) for successor in successors])
     kept = [kept for successor in successors for kept in store.numbered(successor.new.id, successor.resolutions)]
     if kept:
         store.keep(tx.connection, kept)
-    tx.result.wake.requests |= any(run.cancelling for run in new)  # it is reported with the pending work
+    tx.result.wake.requests |= any(run.cancelling for run in new)  # the pending work reports it
 
 
 def close_runs(tx: Transaction, limit: int) -> None:
-    """Cancel a slice of what is open in runs that have ended."""
+    """Cancel a slice of the open tasks of ended runs."""
     closing = code_runs.closing(tx.connection, limit)
     tasks = cancels.open_tasks(tx.connection, closing, limit) if closing else []
     if tasks:

@@ -1,7 +1,6 @@
-"""Apply the turns that workers take by themselves when a step succeeds: `domain/code/activation.py` says when.
+"""Apply turns that workers take on their own when a task succeeds (`domain/code/activation.py`).
 
-A turn counts if its code has seen what comes next indeed. Where it has not, the success is told to the run like any
-other, and its code is sent an activation.
+Such a turn counts only if its code has seen every earlier event. Otherwise, the success is delivered in an activation.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from orchestrator.store.tasks.transitions import Success
 
 
 class Step(NamedTuple):
-    """A task that has succeeded, and the turn that its worker took after it, in which the code waits again."""
+    """A task that succeeded, and the turn that its worker took next, in which the code waits again."""
 
     worker: str
     success: Succeeded
@@ -33,7 +32,7 @@ class Step(NamedTuple):
 def steps_of(
     tx: Transaction, code: CodeRuns, reports: Iterable[Report], turns: Sequence[tuple[str, Activated]]
 ) -> dict[bytes, Step]:
-    """Return the steps among reports, by task; not of runs with pending changes, which their code has not seen."""
+    """Return the steps among the reports, by task, except of runs with pending changes that the code has not seen."""
     following = {turn.follows: (worker, turn) for worker, turn in turns if _only_waits(turn)}
     found: dict[bytes, Step] = {}
     for report in reports:
@@ -45,9 +44,9 @@ def steps_of(
 
 
 def apply_steps(tx: Transaction, code: CodeRuns, steps: Collection[Step], inline_result: int) -> None:
-    """End steps, and apply the turns that followed, as far as their code has seen what comes next.
+    """End tasks together with the turns that followed, if their code has seen every earlier event.
 
-    Where it has not, the success is told to the run like any other, and its code is sent an activation.
+    Otherwise, the success is delivered like any other, and the code gets an activation.
     """
     successes = [Success(done.id, done.attempt, done.result, done.duration, worker) for worker, done, _ in steps]
     turns = [turn_of(worker, turn, done) for worker, done, turn in steps]
@@ -58,11 +57,11 @@ def apply_steps(tx: Transaction, code: CodeRuns, steps: Collection[Step], inline
     asleep = [task for task in moved if task.is_turn_task]
     tx.result.note(asleep, by_worker=True)
     accepted = {task.id for task in asleep}
-    for run in accepted:  # their code has seen what happened; what the commands bring about is new
+    for run in accepted:  # the code has seen these changes; its commands cause new ones
         tx.result.runs.changes.pop(run, None)
     tx.result.wake.advanced |= bool(accepted)
     tx.result.outgoing.counted.extend(accepted)
-    tx.result.code.near.update((turn.awaits, worker) for worker, _, turn in steps if turn.awaits)
+    tx.result.code.preferred_workers.update((turn.awaits, worker) for worker, _, turn in steps if turn.awaits)
     code.took_turn(tx, list(accepted), ())
     carry_out(tx, code, {turn.id: turn.commands for _, _, turn in steps if turn.id in accepted})
 
@@ -70,9 +69,9 @@ def apply_steps(tx: Transaction, code: CodeRuns, steps: Collection[Step], inline
 def apply_last_turns(
     tx: Transaction, code: CodeRuns, turns: Sequence[tuple[str, Activated]], inline_result: int
 ) -> None:
-    """Apply the turns that workers have taken when steps succeeded and in which the code has ended, likewise."""
+    """Apply turns that workers took on their own and in which the code ended."""
     found: dict[bytes, tuple[str, Activated]] = {}
-    given: list[NextTurn] = []
+    next_turns: list[NextTurn] = []
     for worker, turn in turns:
         changes = tx.result.runs.changes.get(turn.id)
         if _only_waits(turn) or changes is None or changes.of_flow or code.has_pending_changes(tx, turn.id):
@@ -80,10 +79,12 @@ def apply_last_turns(
         match changes.facts:
             case [history.TaskCompleted(id=turn.follows) as fact]:
                 found[turn.id] = worker, turn
-                given.append(NextTurn(turn.id, turn.attempt, turn.through, turn.at, histories.encoded(fact), worker))
-    if not given:
+                next_turns.append(
+                    NextTurn(turn.id, turn.attempt, turn.through, turn.at, histories.encoded(fact), worker)
+                )
+    if not next_turns:
         return
-    taken = take_next(tx.connection, given, tx.now)
+    taken = take_next(tx.connection, next_turns, tx.now)
     for run in taken:
         del tx.result.runs.changes[run]
     apply_activations(tx, code, [found[run] for run in taken], inline_result, are_next=True)
@@ -92,6 +93,6 @@ def apply_last_turns(
 
 
 def _only_waits(turn: Activated) -> bool:
-    """Say whether the code waits again after a turn, and the turn has given nothing but commands."""
+    """Return whether the code waits again after a turn, and the turn yielded only commands."""
     is_end = bool(turn.commands) and isinstance(turn.commands[-1], commands.EndCommand)
     return not (is_end or turn.missing or turn.stuck is not None or turn.answers)

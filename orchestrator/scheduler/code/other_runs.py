@@ -1,4 +1,4 @@
-"""What runs of code say to others, and learn of them: signals, cancels, queries and ends, all of a tick at once."""
+"""Messages between code runs: signals, cancellations, queries and awaited ends, all runs of a tick together."""
 
 from __future__ import annotations
 
@@ -43,112 +43,123 @@ log = get_logger("scheduler")
 
 
 _PAGE = 1_000
-"""Waits of earlier leaders that are looked at in one tick."""
+"""Waits of earlier leaders checked in one tick."""
 
 
 def send(tx: Transaction, code: CodeRuns, sent: Sequence[tuple[bytes, SignalRun]], ending: Container[bytes]) -> None:
-    """Hand signals, cancels and queries that runs send each other to those in which their targets go on now.
+    """Deliver signals, cancellations and queries between runs, to the latest successors of their targets.
 
-    Tell the senders that wait for it what became of them; those that are `ending` do not.
+    Report the outcome to senders that wait for it, except those that are `ending`.
     """
-    if queries := [(sender, one) for sender, one in sent if one.name.startswith(QUERY)]:
-        _ask(tx, code, [(sender, one) for sender, one in queries if sender not in ending])
-        sent = [(sender, one) for sender, one in sent if not one.name.startswith(QUERY)]
-    found = _found(tx, {Target(one.run, one.key) for _, one in sent})
-    named = {(run, one.name) for _, one in sent if one.name != CANCEL and (run := found.get(Target(one.run, one.key)))}
+    if queries := [(sender, message) for sender, message in sent if message.name.startswith(QUERY)]:
+        _send_queries(tx, code, [(sender, message) for sender, message in queries if sender not in ending])
+        sent = [(sender, message) for sender, message in sent if not message.name.startswith(QUERY)]
+    runs = _latest_runs(tx, {Target(message.run, message.key) for _, message in sent})
+    named = {
+        (run, message.name)
+        for _, message in sent
+        if message.name != CANCEL and (run := runs.get(Target(message.run, message.key)))
+    }
     unfit = unknown_signals(tx.connection, named) if named else {}
     facts: dict[bytes, list[Fact]] = defaultdict(list)
-    for _, one in sent:
-        run = found.get(Target(one.run, one.key))
-        if run is not None and (run, one.name) not in unfit:
+    for _, message in sent:
+        run = runs.get(Target(message.run, message.key))
+        if run is not None and (run, message.name) not in unfit:
             facts[run].append(
-                history.RunCancelRequested(ASKED) if one.name == CANCEL else history.SignalReceived(one.name, one.value)
+                history.RunCancelRequested(ASKED)
+                if message.name == CANCEL
+                else history.SignalReceived(message.name, message.value)
             )
-    heard = append_facts(tx, facts)
-    away = shards.open_elsewhere(tx.connection, tx.shard, [*facts.keys() - heard]) if tx.shard is not None else {}
-    known = reads.outcomes(tx.connection, set(found.values()) - heard)
-    told: dict[bytes, list[Fact]] = defaultdict(list)
+    delivered = append_facts(tx, facts)
+    elsewhere = (
+        shards.open_elsewhere(tx.connection, tx.shard, [*facts.keys() - delivered]) if tx.shard is not None else {}
+    )
+    outcomes = reads.outcomes(tx.connection, set(runs.values()) - delivered)
+    replies: dict[bytes, list[Fact]] = defaultdict(list)
     cancelled: list[inbox.NewRequest] = []
-    for sender, one in sent:
-        target = Target(one.run, one.key)
-        run = found.get(target)
-        refused = unfit.get((run or b"", one.name))
-        if run in away and refused is None:
-            _send_away(tx, away[run], run, one)
+    for sender, message in sent:
+        target = Target(message.run, message.key)
+        run = runs.get(target)
+        refused = unfit.get((run or b"", message.name))
+        if run in elsewhere and refused is None:
+            _send_to_shard(tx, elsewhere[run], run, message)
         if refused is not None:
-            problem: TaskError | None = unknown(refused)
+            refusal: TaskError | None = unknown(refused)
         else:
-            problem = None if run in heard or run in away else _problem(target, known.get(run or b""), one.name)
-        if problem is None and run is not None and run not in heard and run not in away:  # of a DAG or a flow
+            refusal = (
+                None
+                if run in delivered or run in elsewhere
+                else _refusal(target, outcomes.get(run or b""), message.name)
+            )
+        if refusal is None and run is not None and run not in delivered and run not in elsewhere:  # a DAG or a flow
             cancelled.append(inbox.NewRequest(run, "{}"))
-        if one.id is not None and sender not in ending:
-            told[sender].append(settled(one.id, problem))
-        elif problem is not None:
-            _warn(run or one.run, one.name, refused)
+        if message.id is not None and sender not in ending:
+            replies[sender].append(settled(message.id, refusal))
+        elif refusal is not None:
+            _warn(run or message.run, message.name, refused)
     if cancelled:
         inbox.add_all(tx.connection, RequestKind.CANCEL_RUN, cancelled)
         tx.result.wake.requests = True
-    append_facts(tx, told)
+    append_facts(tx, replies)
 
 
-def _ask(tx: Transaction, code: CodeRuns, sent: Sequence[tuple[bytes, SignalRun]]) -> None:
-    """Have the queries of runs answered by others, ended or not."""
-    found = _found(tx, {Target(one.run, one.key) for _, one in sent})
+def _send_queries(tx: Transaction, code: CodeRuns, sent: Sequence[tuple[bytes, SignalRun]]) -> None:
+    """Forward the queries of runs to the code of other runs, ended or not."""
+    found = _latest_runs(tx, {Target(query.run, query.key) for _, query in sent})
     runs = [*set(found.values())]
-    of_code, known = code_runs.of_code(tx.connection, runs), reads.outcomes(tx.connection, runs)
-    away = shards.open_elsewhere(tx.connection, tx.shard, runs) if tx.shard is not None else {}
-    asked: list[tuple[bytes, Query]] = []
-    told: dict[bytes, list[Fact]] = defaultdict(list)
-    for sender, one in sent:
-        target = Target(one.run, one.key)
+    of_code, outcomes = code_runs.of_code(tx.connection, runs), reads.outcomes(tx.connection, runs)
+    elsewhere = shards.open_elsewhere(tx.connection, tx.shard, runs) if tx.shard is not None else {}
+    forwarded: list[tuple[bytes, Query]] = []
+    replies: dict[bytes, list[Fact]] = defaultdict(list)
+    for sender, query in sent:
+        target = Target(query.run, query.key)
         run = found.get(target, b"")
-        assert one.id is not None
-        if run in away:
-            problem = wrong_state("query", target, "it is in another shard, and to ask that needs one shard for now")
-        elif run not in known:
-            problem = not_found(target)
+        assert query.id is not None
+        if run in elsewhere:
+            refusal = wrong_state("query", target, "it is in another shard, and to ask that needs one shard for now")
+        elif run not in outcomes:
+            refusal = not_found(target)
         elif run not in of_code:
-            problem = wrong_state("query", target, "it is no run of a workflow as code")
+            refusal = wrong_state("query", target, "it is no run of a workflow as code")
         else:
-            code.queries.askers[one.id] = sender
-            asked.append((run, Query(one.id, one.name.removeprefix(QUERY), one.value)))
+            code.queries.askers[query.id] = sender
+            forwarded.append((run, Query(query.id, query.name.removeprefix(QUERY), query.value)))
             continue
-        told[sender].append(settled(one.id, problem))
-    append_facts(tx, told)
-    code.ask(tx, asked)
+        replies[sender].append(settled(query.id, refusal))
+    append_facts(tx, replies)
+    code.ask(tx, forwarded)
 
 
-def _send_away(tx: Transaction, shard: int, run: bytes, one: SignalRun) -> None:
-    """Leave a message to the leader of another shard."""
-    is_cancel = one.name == CANCEL
-    body = {} if is_cancel else {"name": one.name, "value": one.value}
+def _send_to_shard(tx: Transaction, shard: int, run: bytes, message: SignalRun) -> None:
+    is_cancel = message.name == CANCEL
+    body = {} if is_cancel else {"name": message.name, "value": message.value}
     kind = RequestKind.CANCEL_RUN if is_cancel else RequestKind.SIGNAL
     shards.send(tx.connection, shard, kind, run, msgspec.json.encode(body).decode())
 
 
-def _problem(target: Target, known: CodeRunOutcome | None, name: str) -> TaskError | None:
-    """Say why a run does not get a message; None if it does, or was cancelled before."""
-    if known is None:
+def _refusal(target: Target, outcome: CodeRunOutcome | None, name: str) -> TaskError | None:
+    """Return why a run cannot receive a message; None if it can, or if a run to cancel is already cancelled."""
+    if outcome is None:
         return not_found(target)
     verb = "cancel" if name == CANCEL else "signal"
-    if known.status in ENDED_RUN_STATES:
-        is_done = name == CANCEL and known.status == RunState.CANCELLED
-        return None if is_done else has_ended(verb, target, known.status)
+    if outcome.status in ENDED_RUN_STATES:
+        is_done = name == CANCEL and outcome.status == RunState.CANCELLED
+        return None if is_done else has_ended(verb, target, outcome.status)
     return None if name == CANCEL else wrong_state(verb, target, "it is no run of a workflow as code")
 
 
 def _warn(run: bytes, name: str, refused: str | None) -> None:
-    whose = about_run(run)
+    ids = about_run(run)
     if refused is not None:
-        log.warning("run.signal_unknown run=%s signal=%s: %s", *whose.values(), name, refused, extra=whose)
+        log.warning("run.signal_unknown run=%s signal=%s: %s", *ids.values(), name, refused, extra=ids)
     else:
         log.warning(
-            "run.signal_late run=%s signal=%s: the run has ended or does not exist", *whose.values(), name, extra=whose
+            "run.signal_late run=%s signal=%s: the run has ended or does not exist", *ids.values(), name, extra=ids
         )
 
 
-def _found(tx: Transaction, targets: Iterable[Target]) -> dict[Target, bytes]:
-    """Return the runs in which targets go on now; nothing of a chosen id that no run has."""
+def _latest_runs(tx: Transaction, targets: Iterable[Target]) -> dict[Target, bytes]:
+    """Return the latest successors of targets. Ids that no run has are left out."""
     targets = list(targets)
     keys = [target.key for target in targets if target.key]
     holders = run_keys.holders(tx.connection, keys) if keys else {}
@@ -157,65 +168,65 @@ def _found(tx: Transaction, targets: Iterable[Target]) -> dict[Target, bytes]:
     return {target: latest[run] for target, run in runs.items() if run is not None}
 
 
-# -- waits for ends
+# -- waiting for the ends of runs
 
 
 def wait(tx: Transaction, code: CodeRuns, waits: Sequence[NewPromise]) -> None:
-    """Let runs wait for the ends of others; of those that have ended, they learn at once."""
+    """Make runs wait for the ends of other runs. Ends that have already come are delivered at once."""
     code.has_waits = True
     expectations.create_promises(tx.connection, _open(tx, waits))
 
 
 def ended(tx: Transaction, runs: Sequence[bytes]) -> None:
-    """Tell the runs that wait for the ends of these; of one that goes on in another, they wait for that one."""
+    """Deliver ends to the runs that wait for these runs. A wait for a run that continues moves to its successor."""
     if found := expectations.waits(tx.connection, [Target(run).wait for run in runs]):
-        _go_on(tx, found)
+        _update_waits(tx, found)
 
 
 def look_after(tx: Transaction, code: CodeRuns) -> None:
-    """Tell runs of ends that a leader of the previous release did not look for; each wait is looked at once."""
-    assert code.looked_to is not None
-    found = expectations.waits_after(tx.connection, *code.looked_to, _PAGE)
+    """Deliver ends that a leader of the previous release missed. Each wait is checked once."""
+    assert code.waits_checked_to is not None
+    found = expectations.waits_after(tx.connection, *code.waits_checked_to, _PAGE)
     code.has_waits |= bool(found)
     if found:
-        _go_on(tx, found)
-    tx.result.code.looked_to = (found[-1].name, found[-1].id) if len(found) == _PAGE else ("", b"")
+        _update_waits(tx, found)
+    tx.result.code.waits_checked_to = (found[-1].name, found[-1].id) if len(found) == _PAGE else ("", b"")
 
 
-def _go_on(tx: Transaction, waits: Sequence[NewPromise]) -> None:
-    still = {(one.run, one.id): one for one in _open(tx, waits)}
-    over = [(one.run, one.id) for one in waits if (one.run, one.id) not in still]
-    if over:
-        expectations.forget_promises(tx.connection, over)
-    if renamed := [one for one in still.values() if one not in waits]:
+def _update_waits(tx: Transaction, waits: Sequence[NewPromise]) -> None:
+    open_waits = {(wait.run, wait.id): wait for wait in _open(tx, waits)}
+    ended_waits = [(wait.run, wait.id) for wait in waits if (wait.run, wait.id) not in open_waits]
+    if ended_waits:
+        expectations.forget_promises(tx.connection, ended_waits)
+    if renamed := [wait for wait in open_waits.values() if wait not in waits]:
         expectations.rename_waits(tx.connection, renamed)
 
 
 def _open(tx: Transaction, waits: Sequence[NewPromise]) -> list[NewPromise]:
-    """Tell runs of the ends that have come; return the other waits, for the runs in which their targets go on."""
-    targets = {one.name: Target.of_wait(one.name) for one in waits}
-    found = _found(tx, set(targets.values()))
-    known = reads.outcomes(tx.connection, set(found.values()))
-    away = shards.open_elsewhere(tx.connection, tx.shard, [*found.values()]) if tx.shard is not None else {}
+    """Deliver the ends that have come. Return the remaining waits, moved to the latest successors of their targets."""
+    targets = {wait.name: Target.of_wait(wait.name) for wait in waits}
+    found = _latest_runs(tx, set(targets.values()))
+    outcomes = reads.outcomes(tx.connection, set(found.values()))
+    elsewhere = shards.open_elsewhere(tx.connection, tx.shard, [*found.values()]) if tx.shard is not None else {}
     facts: dict[bytes, list[Fact]] = defaultdict(list)
-    left: list[NewPromise] = []
-    for one in waits:
-        target = targets[one.name]
+    remaining: list[NewPromise] = []
+    for wait in waits:
+        target = targets[wait.name]
         run = found.get(target, b"")
-        end = known.get(run)
+        end = outcomes.get(run)
         if end is not None and end.status in ENDED_RUN_STATES:
-            facts[one.run].append(settled(one.id, failure(end.status, end.error), end.result or NOTHING))
-        elif run in away:
+            facts[wait.run].append(settled(wait.id, failure(end.status, end.error), end.result or NOTHING))
+        elif run in elsewhere:
             why = "it is in another shard, and to wait for that needs one shard for now"
-            facts[one.run].append(settled(one.id, wrong_state("wait for", target, why)))
-        elif end is not None or (run != target.run and not target.key):  # of a reset run, the next is about to begin
-            left.append(one._replace(name=Target(run).wait))
+            facts[wait.run].append(settled(wait.id, wrong_state("wait for", target, why)))
+        elif end is not None or (run != target.run and not target.key):  # a reset run: the next begins soon
+            remaining.append(wait._replace(name=Target(run).wait))
         else:
-            facts[one.run].append(settled(one.id, not_found(target)))
+            facts[wait.run].append(settled(wait.id, not_found(target)))
     append_facts(tx, facts)
-    return left
+    return remaining
 
 
 def split(promises: Sequence[NewPromise]) -> tuple[list[NewPromise], list[NewPromise]]:
-    """Return promises for people to settle, and waits for the ends of runs."""
-    return [one for one in promises if not is_wait(one.name)], [one for one in promises if is_wait(one.name)]
+    """Split promises into those that people settle and waits for the ends of runs."""
+    return [wait for wait in promises if not is_wait(wait.name)], [wait for wait in promises if is_wait(wait.name)]

@@ -1,13 +1,12 @@
-"""Send histories that are too large for one message, in pages, some of them after each commit.
+"""Send histories that are too large for one message in pages, some of them after each commit.
 
-    in the tick's transaction       the turn is claimed, and its events are measured, not read
-    after the commit                pages are read from Postgres and written to Redis, one by one, so many in a tick
-    after the last page             the message is pushed, like that of any task
-    when the attempt has landed     its pages are removed
+    in the tick's transaction       the turn is claimed, and its events are measured but not read
+    after the commit                pages are read from Postgres and written to Redis, one by one, up to a limit
+    after the last page             the message is pushed like that of any task
+    when the attempt has ended      its pages are removed
 
-So the leader has one page in memory at a time, and no tick takes long. Until the message is pushed, this leader holds
-the attempt. If the leader dies, its successor finds an attempt that is nowhere, as after any push that did not happen,
-and dispatches it again.
+The leader has one page in memory at a time, and no tick takes long. Until the message is pushed, the leader itself
+holds the attempt. If the leader dies, its successor finds the attempt nowhere, and dispatches it again.
 """
 
 from __future__ import annotations
@@ -31,71 +30,70 @@ from orchestrator.transport.pages import Pages
 
 log = get_logger("scheduler")
 
-_PER_TICK = 4_000_000
-"""Bytes of pages after which a tick sends no more: other tasks wait meanwhile."""
+_MAX_BYTES_PER_TICK = 4_000_000
+"""Bytes of pages sent in one tick: other tasks wait meanwhile."""
 
 Reading = Callable[[], AbstractContextManager[Connection]]
 Turn = tuple[bytes, int]
-"""A run and the attempt of its turn task."""
+"""A run, and the attempt of its turn task."""
 
 
 @dataclass
 class _Unsent:
-    """How far the pages of a turn have been sent."""
+    """The progress of sending the pages of a turn."""
 
     paged: Paged
     after: int
-    """The number of the last event that has been sent."""
+    """The number of the last event sent."""
     pages: int = 0
 
 
 class Paging(CommitHooks):
-    """Knows which turns have pages in Redis, and which are still being sent."""
+    """Tracks the turns with pages in Redis, and those still being sent."""
 
     def __init__(self) -> None:
         self._sizes: dict[Turn, int] = {}
-        """Of turns that have pages in Redis, or will have."""
+        """The bytes of pages of each turn that are in Redis or will be."""
         self._unsent: dict[Turn, _Unsent] = {}
-        """Of those, the ones whose messages have not been pushed, in their order."""
-        self._over: list[Turn] = []
+        """Turns whose messages have not been pushed, in order."""
+        self._obsolete: list[Turn] = []
         """Turns whose pages are no longer needed."""
 
     @property
     def size(self) -> int:
-        """How many bytes of pages are sent, or about to be."""
+        """Bytes of pages in Redis or about to be sent."""
         return sum(self._sizes.values())
 
     @property
     def is_busy(self) -> bool:
-        """Say whether there is more to send, or to remove."""
-        return bool(self._unsent or self._over)
+        """Return whether there are pages to send or to remove."""
+        return bool(self._unsent or self._obsolete)
 
     def has(self, run: bytes, attempt: int) -> bool:
         return (run, attempt) in self._sizes
 
     @property
     def held(self) -> Collection[tuple[bytes, int]]:
-        """Attempts that have not left this leader yet, although Postgres says that they were dispatched."""
+        """Attempts that this leader still holds, although Postgres has them as dispatched."""
         return self._unsent.keys()
 
     def committed(self, tick: TickResult) -> None:
-        """Send what was claimed, and forget what has landed."""
         for turn in tick.capacity.turns_over:
             if self._sizes.pop(turn, None) is not None:
                 self._unsent.pop(turn, None)
-                self._over.append(turn)
+                self._obsolete.append(turn)
         for paged in tick.outgoing.paged:
             turn = paged.task.id, paged.task.attempt
             self._sizes[turn] = paged.unshown.size
             self._unsent[turn] = _Unsent(paged, paged.unshown.after)
 
     def send(self, reading: Reading, pages: Pages, push: Callable[[Sequence[Claimed]], None]) -> None:
-        """Send some more pages. Where Redis fails, the next call goes on with the same page, unless Redis is full."""
-        if self._over:
-            pages.remove(self._over)
-            self._over.clear()
+        """Send more pages. After a failure of Redis, the next call repeats the page, unless Redis is full."""
+        if self._obsolete:
+            pages.remove(self._obsolete)
+            self._obsolete.clear()
         sent = 0
-        while self._unsent and sent < _PER_TICK:
+        while self._unsent and sent < _MAX_BYTES_PER_TICK:
             turn, unsent = next(iter(self._unsent.items()))
             with reading() as connection:
                 events = turns.page(connection, unsent.paged.unshown, unsent.after, PAGE)
@@ -103,7 +101,7 @@ class Paging(CommitHooks):
                 page = encode(events)
                 try:
                     pages.write(*turn, unsent.pages, page)
-                except FULL:  # perhaps of these very pages
+                except FULL:  # perhaps because of these pages
                     self._give_up(turn)
                     pages.remove([turn])
                     raise
@@ -112,16 +110,16 @@ class Paging(CommitHooks):
                 sent += len(page)
             else:
                 activation = msgspec.structs.replace(unsent.paged.activation, pages=unsent.pages)
-                del self._unsent[turn]  # before the push: nobody may push twice, whatever the answer was
+                del self._unsent[turn]  # before the push: nobody may push twice, whatever the answer
                 push([unsent.paged.task._replace(payload=encode(activation))])
 
     def _give_up(self, turn: Turn) -> None:
-        """Send no more of a turn. The attempt is nowhere then, so it will be made again, in some seconds."""
-        whose = about_run(turn[0])
+        """Stop sending a turn. The reconciler then dispatches it again, some seconds later."""
+        ids = about_run(turn[0])
         log.error(
             "run.history_too_large run=%s bytes=%d: Redis has no room for it",
-            *whose.values(),
+            *ids.values(),
             self._sizes[turn],
-            extra=whose,
+            extra=ids,
         )
         del self._unsent[turn], self._sizes[turn]

@@ -11,98 +11,96 @@ from orchestrator.domain.code.other_runs import settled
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.store.code.expectations import Answered
 
-Asked = Mapping[bytes, Mapping[bytes, Query]]
-"""By run and its own id, what is asked of code."""
+QueriesByRun = Mapping[bytes, Mapping[bytes, Query]]
+"""Pending queries, by run and query id."""
 
 
 class Queries:
-    """The queries that this leader knows of.
+    """The queries that this leader knows of, in memory only: a client without an answer asks again.
 
-    Only the leader knows of a query, and only in memory: a client without an answer asks again. A query is kept until
-    its turn is reported, and is sent again if the turn did not run, for example because the worker had evicted the
-    code. A query whose worker died is sent again with a turn in a process of its own; if that dies, the answer is an
-    error.
+    A query is kept until its turn is reported, and sent again if the turn did not run, for example because the worker
+    had evicted the code. A query whose worker died is sent again with a turn in a process of its own; if that dies, the
+    answer is an error.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, dict[bytes, Query]] = {}
-        """Queries that were not sent yet."""
+        """Queries that have not been sent."""
         self._sent: dict[bytes, tuple[int, dict[bytes, Query]]] = {}
-        """Queries that were sent, and the attempt, which is not reported yet."""
+        """Queries that were sent, with the attempt, and not reported yet."""
         self.askers: dict[bytes, bytes] = {}
-        """Queries of runs that are not answered, and the run that asks; it asks again if this is lost."""
+        """The asking run of each unanswered query by a run. If this is lost, the run asks again."""
 
     def committed(self, tick: TickResult) -> None:
-        """Keep what was asked until the code has heard it."""
-        for run, query in tick.code.asked:
+        for run, query in tick.code.queries:
             self._waiting.setdefault(run, {})[query.id] = query
         for run in tick.code.reported:
             self._sent.pop(run, None)
-        for run in tick.code.passed_on:
+        for run in tick.code.forwarded:
             self._waiting.pop(run, None)
         for run, attempt in tick.code.sent.items():
             self._sent[run] = attempt, self._waiting.pop(run, {})
 
     def split(self, answers: Sequence[Answered]) -> tuple[dict[bytes, list[Fact]], Sequence[Answered]]:
-        """Return, by run, the answers to queries of runs; and those to clients."""
-        told: dict[bytes, list[Fact]] = {}
-        others: list[Answered] = []
+        """Split answers into facts for asking runs, and answers for clients."""
+        facts: dict[bytes, list[Fact]] = {}
+        for_clients: list[Answered] = []
         for answer in answers:
             asker = self.askers.pop(answer.id, None)
             if asker is None:
-                others.append(answer)
+                for_clients.append(answer)
             else:
-                told.setdefault(asker, []).append(settled(answer.id, answer.error, answer.result or NOTHING))
-        return told, others
+                facts.setdefault(asker, []).append(settled(answer.id, answer.error, answer.result or NOTHING))
+        return facts, for_clients
 
     @property
     def has_sent(self) -> bool:
-        """Say whether some were sent and are not reported yet."""
+        """Return whether queries were sent and not reported yet."""
         return bool(self._sent)
 
-    def waiting(self, tick: TickResult) -> Asked:
-        """Return, by run, what code is asked and has not been sent."""
-        if not tick.code.asked:
+    def waiting(self, tick: TickResult) -> QueriesByRun:
+        """Return the queries that have not been sent, by run."""
+        if not tick.code.queries:
             return self._waiting
-        asked = {run: dict(queries) for run, queries in self._waiting.items()}
-        for run, query in tick.code.asked:
-            asked.setdefault(run, {})[query.id] = query
-        return asked
+        queries_by_run = {run: dict(queries) for run, queries in self._waiting.items()}
+        for run, query in tick.code.queries:
+            queries_by_run.setdefault(run, {})[query.id] = query
+        return queries_by_run
 
-    def send(self, tick: TickResult, asked: Asked, run: bytes, attempt: int) -> None:
-        """Note that a turn is on its way, with what the run is asked."""
-        if run in asked:
+    def send(self, tick: TickResult, queries_by_run: QueriesByRun, run: bytes, attempt: int) -> None:
+        """Note that a turn is being sent, with the queries for its run."""
+        if run in queries_by_run:
             tick.code.sent[run] = attempt
         else:
-            self.forget(tick, [run])  # what was lost with a worker
+            self.forget(tick, [run])  # these were lost with a worker
 
-    def not_shown(self, tick: TickResult, turns: Iterable[tuple[bytes, int]]) -> None:
-        """Ask queries again whose turns did not run: run and attempt."""
+    def requeue(self, tick: TickResult, turns: Iterable[tuple[bytes, int]]) -> None:
+        """Queue the queries of turns that did not run, each given as run and attempt."""
         for run, attempt in turns:
             sent = self._sent.get(run)
             if sent is not None and sent[0] == attempt:
                 tick.code.reported.append(run)
-                tick.code.asked.extend((run, query) for query in sent[1].values())
+                tick.code.queries.extend((run, query) for query in sent[1].values())
 
     def lost(self, tick: TickResult, run: bytes, attempt: int) -> list[bytes]:
-        """Return the queries that went down with the process that had nothing but this turn, and ask them no more."""
+        """Drop and return the queries sent with a turn whose own process died."""
         sent = self._sent.get(run)
         if sent is None or sent[0] != attempt:
             return []
         tick.code.reported.append(run)
         for query in sent[1]:
-            self._waiting.get(run, {}).pop(query, None)  # its client may have asked again
+            self._waiting.get(run, {}).pop(query, None)  # the client may have asked again
         return list(sent[1])
 
-    def shown(self, tick: TickResult, runs: Sequence[bytes], answered: Container[bytes]) -> list[bytes]:
-        """Note that the code of runs has taken a turn; return those that were asked something else meanwhile."""
+    def turn_taken(self, tick: TickResult, runs: Sequence[bytes], answered: Container[bytes]) -> list[bytes]:
+        """Note that the code of runs has taken a turn. Return the runs with newer queries."""
         self.forget(tick, runs)
-        asked = self.waiting(tick)
-        if not asked:
+        queries_by_run = self.waiting(tick)
+        if not queries_by_run:
             return []
-        return [run for run in runs if any(query not in answered for query in asked.get(run, ()))]
+        return [run for run in runs if any(query not in answered for query in queries_by_run.get(run, ()))]
 
     def forget(self, tick: TickResult, runs: Iterable[bytes]) -> None:
-        """Keep no longer what runs were sent."""
+        """Forget the queries sent to runs."""
         if self._sent:
             tick.code.reported.extend(run for run in runs if run in self._sent)

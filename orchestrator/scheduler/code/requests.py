@@ -1,4 +1,4 @@
-"""Requests to runs of code: signals, promises, updates, queries."""
+"""Apply requests to code runs: signals, promises, updates, queries."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
 
-_MOST_NAMES = 10
-"""Open promises that an error names."""
+_MAX_NAMES = 10
+"""Open promises listed in an error, at most."""
 
 
 def signal(tx: Transaction, items: Sequence[Request]) -> None:
-    """Hand signals to runs. Those that were to start a run if there is none, and came too late, start one."""
+    """Deliver signals to runs. A signal with a start that comes too late starts a run."""
     items = _once(tx, items)
     sent = [(item.target, _signal(item)) for item in items]
-    # Others may have been sent, by the same sender, to a run that has taken an id over: they must not overtake these.
+    # The sender may have sent other signals to a run that has since taken over the id: these must stay behind those.
     keys = {fact.otherwise.key for _, fact in sent if fact.otherwise is not None}
     holders = run_keys.holders(tx.connection, list(keys)) if keys else {}
     facts: dict[bytes, list[history.SignalReceived]] = defaultdict(list)
@@ -48,82 +48,83 @@ def signal(tx: Transaction, items: Sequence[Request]) -> None:
         facts[run].append(fact)
         if fact.otherwise is not None and run != target:
             passed.append(Answered(fact.otherwise.id, run))
-    heard = append_facts(tx, facts)
-    reply(tx, [word for word in passed if word.result in heard])
+    delivered = append_facts(tx, facts)
+    reply(tx, [answer for answer in passed if answer.result in delivered])
     named = ((_data(item.body["request"]), item.body["name"]) for item in items if "request" in item.body)
     reply(tx, [Answered(request, msgspec.msgpack.encode(name)) for request, name in named])
-    late = {run: some for run, some in facts.items() if run not in heard}
+    late = {run: signals for run, signals in facts.items() if run not in delivered}
     if late:
-        _keep_late(tx, late)
+        _keep_late_signals(tx, late)
         begin_with(tx, late)
 
 
 def _once(tx: Transaction, items: Sequence[Request]) -> Sequence[Request]:
-    """Leave out requests with an id of their sender's that were applied before, or come twice."""
+    """Leave out requests with a sender's id that were applied before or occur twice."""
     ids = {item.id: _data(item.body["request"]) for item in items if "once" in item.body}
     if not ids:
         return items
     seen = histories.requested(tx.connection, {(item.target, ids[item.id]) for item in items if item.id in ids})
-    left = []
+    fresh = []
     for item in items:
         if item.id in ids:
             if ids[item.id] in seen:
                 continue
             seen.add(ids[item.id])
-        left.append(item)
-    return left
+        fresh.append(item)
+    return fresh
 
 
-def _keep_late(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalReceived]]) -> None:
-    """Keep signals in the histories of runs that ended before they came: the senders were told that they are accepted.
+def _keep_late_signals(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalReceived]]) -> None:
+    """Add late signals to the histories of runs that ended before: the senders were told that they are accepted.
 
-    A reset of the run delivers them, like all signals that came after its event.
+    A reset of the run delivers them, like all signals after its event.
     """
-    for_themselves = {run: [one for one in some if one.otherwise is None] for run, some in late.items()}
-    events = {run: some for run, some in for_themselves.items() if some}
+    for_themselves = {run: [item for item in signals if item.otherwise is None] for run, signals in late.items()}
+    events = {run: signals for run, signals in for_themselves.items() if signals}
     if events:
         histories.append(tx.connection, events, tx.now, wake=False, late=True)
 
 
 def begin_with(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalReceived]]) -> None:
-    """Begin runs with signals that an ended run was not shown, where the sender asked for that."""
+    """Start runs with signals that an ended run has not seen, if the sender requested that."""
     by_key: dict[str, list[tuple[RunWanted, history.SignalReceived]]] = defaultdict(list)
     for run, signals in late.items():
-        for name, count in Counter(one.name for one in signals if one.otherwise is None).items():
-            whose = about_run(run)
-            values = *whose.values(), name, count
-            log.warning("run.signal_late run=%s signal=%s count=%s: the run had ended", *values, extra=whose)
-        for one in signals:
-            if one.otherwise is not None:
-                by_key[one.otherwise.key].append((one.otherwise, one))
+        for name, count in Counter(item.name for item in signals if item.otherwise is None).items():
+            ids = about_run(run)
+            values = *ids.values(), name, count
+            log.warning("run.signal_late run=%s signal=%s count=%s: the run had ended", *values, extra=ids)
+        for item in signals:
+            if item.otherwise is not None:
+                by_key[item.otherwise.key].append((item.otherwise, item))
     if by_key:
-        _start_with(tx, by_key)
+        _deliver_or_start(tx, by_key)
 
 
-def _start_with(tx: Transaction, late: Mapping[str, Sequence[tuple[RunWanted, history.SignalReceived]]]) -> None:
-    """Give signals to the open runs of the chosen ids, or begin runs with them; store which run got each.
+def _deliver_or_start(tx: Transaction, late: Mapping[str, Sequence[tuple[RunWanted, history.SignalReceived]]]) -> None:
+    """Deliver signals to the open runs with the requested ids, or start runs. Store which run got each signal.
 
     A sender finds the new run under the id that it gave.
     """
     holders = run_keys.holders(tx.connection, list(late))
-    heard = append_facts(tx, {run: [signal for _, signal in late[key]] for key, run in holders.items()})
-    new = {key: _run_with(signals) for key, signals in late.items() if holders.get(key) not in heard}
-    over = [(holders[key], run.id) for key, run in new.items() if key in holders]
-    passed = run_keys.pass_on(tx.connection, over) if over else set()
+    delivered = append_facts(tx, {run: [signal for _, signal in late[key]] for key, run in holders.items()})
+    new = {key: _run_with(signals) for key, signals in late.items() if holders.get(key) not in delivered}
+    handed_over = [(holders[key], run.id) for key, run in new.items() if key in holders]
+    passed = run_keys.pass_on(tx.connection, handed_over) if handed_over else set()
     begun = {key: run for key, run in new.items() if run.id in passed or key not in holders}
     create_runs(tx, list(begun.values()))
-    went = {key: begun[key].id if key in begun else holders[key] for key in late if key in begun or key not in new}
-    pairs = ((wanted.id, run) for key, run in went.items() for wanted, _ in late[key])
+    receivers = {key: begun[key].id if key in begun else holders[key] for key in late if key in begun or key not in new}
+    pairs = ((wanted.id, run) for key, run in receivers.items() for wanted, _ in late[key])
     reply(tx, [Answered(wanted, run) for wanted, run in pairs if wanted != run])
-    if len(went) < len(late):  # while this waited, a client has given an id to a run of its own
-        _start_with(tx, {key: signals for key, signals in late.items() if key not in went})
+    if len(receivers) < len(late):  # meanwhile, a client has started a run with one of the ids
+        _deliver_or_start(tx, {key: signals for key, signals in late.items() if key not in receivers})
 
 
 def _run_with(late: Sequence[tuple[RunWanted, history.SignalReceived]]) -> NewRun:
-    """Return the run that begins with signals, as the first of them wants it; the others may yet begin another."""
+    """Return a run that starts with several signals. The first of them decides its options."""
     (wanted, first), *others = late
     started = history.RunStarted(
-        *(wanted.workflow, wanted.version, wanted.payload, wanted.queue), attributes=wanted.attributes
+        *(wanted.workflow, wanted.version, wanted.payload, wanted.queue),
+        attributes=wanted.attributes,
     )
     signals = [history.SignalReceived(first.name, first.value), *(signal for _, signal in others)]
     new = code_runs.new_run(wanted.id, [started, *signals], pinned=wanted.pinned)
@@ -138,9 +139,9 @@ def _signal(item: Request) -> history.SignalReceived:
 
 
 def settle_promises(tx: Transaction, items: Sequence[Request]) -> None:
-    """Resolve or reject promises: of those of a name, the oldest. An answer before the first promise of a name is kept.
+    """Resolve or reject promises, the oldest of a name first. An answer before the first promise of a name is kept.
 
-    A late answer gets an error; the reply to an early one lists the promises that the run waits for.
+    A late answer gets an error. The reply to an early answer lists the promises that the run waits for.
     """
     runs = list({item.target for item in items})
     open_promises: dict[tuple[bytes, str], list[bytes]] = defaultdict(list)
@@ -169,18 +170,18 @@ def settle_promises(tx: Transaction, items: Sequence[Request]) -> None:
         append_facts(tx, facts)
     stored = expectations.keep(tx.connection, list(early.values())) if early else set()
     answers += [
-        Answered(request, _others(open_promises, kept.run))
+        Answered(request, _open_names(open_promises, kept.run))
         if (kept.run, kept.what.name) in stored
-        else Answered(request, None, _over(kept.run))
+        else Answered(request, None, _run_ended(kept.run))
         for request, kept in early.items()
     ]
     reply(tx, answers)
 
 
-def _others(open_promises: Mapping[tuple[bytes, str], Sequence[bytes]], run: bytes) -> bytes:
-    """Return, encoded, the names of the first promises that a run waits for."""
+def _open_names(open_promises: Mapping[tuple[bytes, str], Sequence[bytes]], run: bytes) -> bytes:
+    """Return the encoded names of the first promises that a run waits for."""
     names = (name for (other, name), waiting in open_promises.items() if other == run and waiting)
-    return msgspec.msgpack.encode(list(islice(names, _MOST_NAMES)))
+    return msgspec.msgpack.encode(list(islice(names, _MAX_NAMES)))
 
 
 def meet_promises(tx: Transaction, created: Sequence[NewPromise]) -> None:
@@ -189,31 +190,31 @@ def meet_promises(tx: Transaction, created: Sequence[NewPromise]) -> None:
     for kept in expectations.of_runs(tx.connection, {promise.run for promise in created}):
         if kept.number:
             waiting[kept.run, kept.what.name].append(kept)
-    met: list[Kept] = []
+    delivered: list[Kept] = []
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     gone: list[tuple[bytes, bytes]] = []
     for promise in created:
         if found := waiting[promise.run, promise.name]:
-            met.append(found.pop(0))
+            delivered.append(found.pop(0))
             gone.append((promise.run, promise.id))
-            facts[promise.run].append(met[-1].what.of(promise.id))
-    if met:
-        expectations.remove(tx.connection, met)
+            facts[promise.run].append(delivered[-1].what.of(promise.id))
+    if delivered:
+        expectations.remove(tx.connection, delivered)
         expectations.forget_promises(tx.connection, gone)
         append_facts(tx, facts)
 
 
 def give_up_promises(tx: Transaction, given_up: Sequence[tuple[bytes, bytes]]) -> None:
-    """Forget promises that code no longer waits for.
+    """Remove promises that code no longer waits for.
 
     A promise may have been settled after the code gave it up and before the leader knew. That answer was accepted, so
     it counts for the next promise of the name, as if it had come a moment later.
     """
-    unheard = set(given_up).difference(expectations.forget_promises(tx.connection, given_up))
-    if not unheard:
+    missed = set(given_up).difference(expectations.forget_promises(tx.connection, given_up))
+    if not missed:
         return
-    runs = list({run for run, _ in unheard})
-    facts = [(run, fact) for run, fact in histories.settled(tx.connection, runs) if (run, fact.id) in unheard]
+    runs = list({run for run, _ in missed})
+    facts = [(run, fact) for run, fact in histories.settled(tx.connection, runs) if (run, fact.id) in missed]
     created = histories.promises(tx.connection, runs)
     numbers = Counter({(kept.run, kept.what.name): kept.number for kept in expectations.of_runs(tx.connection, runs)})
     late: list[Kept] = []
@@ -239,19 +240,19 @@ def _settled(run: bytes, name: str) -> TaskError:
     )
 
 
-def _over(run: bytes) -> TaskError:
+def _run_ended(run: bytes) -> TaskError:
     return TaskError("WrongState", f"Run {to_text(run)} has ended.")
 
 
 def update(tx: Transaction, items: Sequence[Request]) -> None:
-    """Hand updates to runs, whose code answers. The sender of one that came too late is told so."""
+    """Deliver updates to runs, whose code answers. The sender of a late update gets an error."""
     facts: dict[bytes, list[history.UpdateRequested]] = defaultdict(list)
     for item in _once(tx, items):
         request = _data(item.body["request"])
         facts[item.target].append(history.UpdateRequested(request, item.body["name"], _data(item.body["value"])))
-    heard = append_facts(tx, facts)
-    late = ((run, one) for run, some in facts.items() if run not in heard for one in some)
-    reply(tx, [Answered(one.id, None, _came_late(run, one.name)) for run, one in late])
+    delivered = append_facts(tx, facts)
+    late = ((run, late_update) for run, updates in facts.items() if run not in delivered for late_update in updates)
+    reply(tx, [Answered(late_update.id, None, _came_late(run, late_update.name)) for run, late_update in late])
 
 
 def _came_late(run: bytes, update: str) -> TaskError:
@@ -260,7 +261,7 @@ def _came_late(run: bytes, update: str) -> TaskError:
 
 
 def queries(items: Iterable[Request]) -> Iterator[tuple[bytes, Query]]:
-    """Yield runs, and what is asked of their code."""
+    """Yield runs and the queries for their code."""
     for item in items:
         yield item.target, Query(_data(item.body["request"]), item.body["name"], _data(item.body["value"]))
 
@@ -280,4 +281,4 @@ ABOUT_CODE = frozenset(
         RequestKind.CANCEL_RUN,
     }
 )
-"""Requests that pass to the run in which their target goes on."""
+"""Requests that are passed to the latest successor of their target."""

@@ -1,10 +1,9 @@
-"""Reset runs of code: start runs that repeat others up to one of their events (`domain/code/resets.py`).
+"""Reset code runs: start runs that repeat others up to one of their events (`domain/code/resets.py`).
 
-All of it happens in the tick that takes the request: the old run ends if it is open, and the new one gets its history,
-its promises, the chosen id, and the detached children of the old one. An open run goes on in its successor, like a run
-that continues as new, so its parent, senders and waiting clients follow the new one, and the chosen id is free. A run
-that had ended before stays as it is. The id of the new run is derived from the request, so a repeated request creates
-one run.
+Everything happens in the tick that takes the request. The old run ends if it is open; the new run gets its history,
+promises, chosen id and detached children. An open run goes on in its successor, like a run that continues as new:
+parent, senders and waiting clients follow the new run. A run that had already ended stays unchanged. The new run's id
+is derived from the request, so a repeated request creates one run.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
 
-MOST_EVENTS = 20_000
-"""Of the histories that one tick copies, unless a single one has more."""
+MAX_EVENTS = 20_000
+"""Events of histories copied in one tick, unless a single history has more."""
 
 
 class _Planned(NamedTuple):
-    """A reset that can be done."""
+    """A reset that can be carried out."""
 
     head: ResetRun
     new: bytes
@@ -58,14 +57,14 @@ class _Planned(NamedTuple):
 
 
 def reset_runs(tx: Transaction, runs: Runs, items: Sequence[Request]) -> set[int]:
-    """Start runs that repeat others up to an event; return the requests whose turn has not come yet."""
+    """Start runs that repeat others up to an event. Return the requests that must wait for a later tick."""
     last = code_runs.latest(tx.connection, {item.target for item in items})
     heads = resets.heads(tx.connection, {*last, *last.values()})
     chosen: dict[bytes, Request] = {}
     parents: set[bytes | None] = set()
     waiting: set[int] = set()
     answers: list[Answered] = []
-    room = MOST_EVENTS
+    room = MAX_EVENTS
     for item in items:
         run = item.target
         if (refusal := _refusal(run, last[run], heads)) is not None:
@@ -73,7 +72,7 @@ def reset_runs(tx: Transaction, runs: Runs, items: Sequence[Request]) -> set[int
         elif (
             run in chosen or run in parents or heads[run].parent_run in chosen or (chosen and heads[run].events > room)
         ):
-            waiting.add(item.id)  # a family is not torn apart in one tick: its members change hands one by one
+            waiting.add(item.id)  # parents and children are not reset in the same tick, but one after another
         else:
             chosen[run] = item
             parents.add(heads[run].parent_run)
@@ -83,7 +82,7 @@ def reset_runs(tx: Transaction, runs: Runs, items: Sequence[Request]) -> set[int
     found = histories.read_all(tx.connection, chosen) if chosen else {}
     for run, item in chosen.items():
         events, head = found.get(run, []), heads[run]
-        if len(events) < head.events:  # the run is being forgotten at this moment
+        if len(events) < head.events:  # retention is deleting the run right now
             answers.append(Answered(_request(item), None, _not_found(run)))
             continue
         new = successor_id(run) if head.open else derived_id(_request(item), "reset")
@@ -93,11 +92,11 @@ def reset_runs(tx: Transaction, runs: Runs, items: Sequence[Request]) -> set[int
         except WrongState as error:
             answers.append(Answered(_request(item), None, TaskError("WrongState", str(error))))
             continue
-        planned.append(_Planned(head, new, begins, head.timeout or _time_it_had(events)))
+        planned.append(_Planned(head, new, begins, head.timeout or _timeout_of(events)))
         answers.append(Answered(_request(item), msgspec.msgpack.encode(to_text(new))))
         updates += [event.what.id for event in events[to:] if isinstance(event.what, history.UpdateRequested)]
-        whose, as_what = about_run(run), (to, to_text(new), reason or "no reason")
-        log.info("run.reset run=%s history_event=%d new_run=%s reason=%s", *whose.values(), *as_what, extra=whose)
+        ids, as_what = about_run(run), (to, to_text(new), reason or "no reason")
+        log.info("run.reset run=%s history_event=%d new_run=%s reason=%s", *ids.values(), *as_what, extra=ids)
     if planned:
         ending = [plan.head.id for plan in planned if plan.head.open]
         kept = expectations.of_runs(tx.connection, ending)
@@ -111,7 +110,7 @@ def reset_runs(tx: Transaction, runs: Runs, items: Sequence[Request]) -> set[int
 
 
 def _refusal(run: bytes, last: bytes, heads: Mapping[bytes, ResetRun]) -> TaskError | None:
-    """Say why a run cannot be reset, whatever the event."""
+    """Return why a run cannot be reset at any event; None if it can."""
     if run not in heads:
         return _not_found(run)
     if last != run and last in heads and heads[last].open:
@@ -127,7 +126,7 @@ def _not_found(run: bytes) -> TaskError:
     return TaskError("NotFound", f"No run of a workflow as code has the id {to_text(run)}.")
 
 
-def _time_it_had(events: Sequence[Event]) -> float | None:
+def _timeout_of(events: Sequence[Event]) -> float | None:
     """Return the timeout of a run that has timed out, in seconds."""
     for event in events:
         if event.what == history.RunCancelRequested(TIMED_OUT):
@@ -136,19 +135,19 @@ def _time_it_had(events: Sequence[Event]) -> float | None:
 
 
 def _end(tx: Transaction, runs: Runs, ids: list[bytes]) -> None:
-    """End open runs: with their turn tasks, as all runs of code do. What is open in them follows in slices."""
+    """End open runs by their turn tasks, like all code runs. Their open tasks are cancelled later, in slices."""
     if ids:
         cancel_tasks(tx, ids)
         runs.advance(tx, resetting=ids)
 
 
 def _start(tx: Transaction, code: CodeRuns, planned: Sequence[_Planned], last: Mapping[bytes, bytes]) -> None:
-    """Start the new runs, with everything that belongs to them."""
+    """Start the new runs, and move everything that belongs to the old ones."""
     ends, handed_over = _hand_over_children(tx, planned)
     started = create_runs(tx, [_new_run(plan, ends[plan.new]) for plan in planned])
     planned = [plan for plan in planned if plan.new in started]
     for plan in planned:
-        payloads.keep_all(tx.connection, plan.head.id, plan.new)  # which its history names
+        payloads.keep_all(tx.connection, plan.head.id, plan.new)  # the history refers to them
     promises, waits = other_runs.split(
         [
             NewPromise(plan.new, promise.id, promise.name, promise.ordinal)
@@ -165,11 +164,11 @@ def _start(tx: Transaction, code: CodeRuns, planned: Sequence[_Planned], last: M
 
 
 def _keep(tx: Transaction, planned: Sequence[_Planned], kept: Sequence[Kept]) -> None:
-    """Keep for the new runs what was said of promises that the old ones have never made."""
+    """Keep answers for the new runs to promises that the old runs have not created."""
     early: dict[bytes, list[Resolution]] = defaultdict(list)
-    for one in kept:
-        if one.number:
-            early[one.run].append(one.what)
+    for item in kept:
+        if item.number:
+            early[item.run].append(item.what)
     rows: list[Kept] = []
     for plan in planned:
         rows += [Kept(plan.new, 0, Resolution(name)) for name in plan.begins.settled]
@@ -190,16 +189,16 @@ def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewRun:
     new = head.inherited_by(new, timeout=plan.timeout, begun=head.begun, shown=begins.shown)
     if head.open:
         return new
-    # The parent of a run that had ended knows its end.
+    # The parent of a run that had ended knows of its end.
     return new._replace(parent_run=None, parent_position=None, child_id=None, schedule=None, lane=None, lane_limit=None)
 
 
 def _hand_over_children(
     tx: Transaction, planned: Sequence[_Planned]
 ) -> tuple[dict[bytes, list[Outcome]], dict[bytes, dict[str, int]]]:
-    """Let the new runs wait for detached children of the old ones.
+    """Make the new runs wait for detached children of the old ones.
 
-    Return, by new run, the ends of children that have ended meanwhile, and the change of the counters.
+    Return the ends of children that have already ended, and the counter changes, by new run.
     """
     facts: dict[bytes, list[Outcome]] = defaultdict(list)
     counters: dict[bytes, dict[str, int]] = defaultdict(lambda: defaultdict(int))
@@ -211,16 +210,16 @@ def _hand_over_children(
         if handovers
         else {}
     )
-    for one in handovers:
-        child = found.get(one.successor_child)
+    for handover in handovers:
+        child = found.get(handover.successor_child)
         if child is None:
             gone = TaskError("NotFound", "The child was forgotten, or another run waits for it by now.")
-            facts[one.successor].append(history.ChildFailed(one.successor_child, gone))
+            facts[handover.successor].append(history.ChildFailed(handover.successor_child, gone))
         elif child.task_state is not None:
             turn_task = TurnTaskEnd(child.id, child.task_state, child.result, child.error)
-            facts[one.successor].append(child_outcome(one.successor_child, child.state, turn_task))
+            facts[handover.successor].append(child_outcome(handover.successor_child, child.state, turn_task))
         else:
-            for run, by in ((one.run, -1), (one.successor, 1)):
+            for run, by in ((handover.run, -1), (handover.successor, 1)):
                 counters[run]["total"] += by
                 counters[run]["opened"] += by
     return facts, counters

@@ -1,1 +1,1 @@
-"""Runs of DAGs: planned."""
+"""Runs of DAGs: plan them, and create their tasks."""

@@ -37,31 +37,33 @@ _GONE = "what it had come to is no longer kept: start the run over"
 
 
 def retry_plan(tx: Transaction, run: bytes, plan: Plan, limit: int) -> bool:
-    """Retry a run that has ended and begun again; False if there is more to be forgotten first, in another tick."""
+    """Retry a run that has ended and begun again. Return False if old tasks must first be removed in another tick."""
     steps, state = plan.graph.steps, plan.state()
-    singles = {step.name: place for place, step in enumerate(steps) if step.workflow and place not in state.fans}
+    singles = {
+        step.name: step_index for step_index, step in enumerate(steps) if step.workflow and step_index not in state.fans
+    }
     children = run_retries.with_children(tx.connection, run, list(singles)) if singles else set()
     retry = to_retry(plan.graph, state.steps, {*state.fans, *(singles[name] for name in children)})
-    anew = [steps[place].name for place in retry.anew]
-    if anew and run_retries.take_back(tx.connection, run, anew, limit) >= limit:
+    restarted = [steps[step_index].name for step_index in retry.anew]
+    if restarted and run_retries.take_back(tx.connection, run, restarted, limit) >= limit:
         return False
-    doubtful = {steps[place].name: place for place in retry.again if plan.may_be_incomplete(place)}
+    doubtful = {steps[step_index].name: step_index for step_index in retry.again if plan.may_be_incomplete(step_index)}
     found = run_retries.created(tx.connection, run, list(doubtful)) if doubtful else {}
     plan.retry(retry.again, retry.anew, tx.now.timestamp(), {doubtful[name]: found[name] for name in found})
-    for place in retry.again:
-        if plan.fan(place) is None:
+    for step_index in retry.again:
+        if plan.fan(step_index) is None:
             tx.result.wake.runs_to_begin = True
-            if not run_retries.requeue_children(tx.connection, run, steps[place].name, tx.now, 1):
-                plan.abandon(place, 1, _GONE)
+            if not run_retries.requeue_children(tx.connection, run, steps[step_index].name, tx.now, 1):
+                plan.abandon(step_index, 1, _GONE)
     return True
 
 
-def reopen_held(tx: Transaction, run: bytes, plan: Plan, place: int, limit: int) -> int:
-    """Open tasks or child runs of a fan-out again that had not succeeded when the run was retried; return how many."""
-    number = plan.reopen_held(place, limit)
+def reopen_held(tx: Transaction, run: bytes, plan: Plan, step_index: int, limit: int) -> int:
+    """Reopen tasks or child runs of a fan-out that had not succeeded before the retry. Return how many."""
+    number = plan.reopen_held(step_index, limit)
     if not number:
         return 0
-    step, until = plan.graph.steps[place], datetime.fromtimestamp(plan.retried_at, UTC)
+    step, until = plan.graph.steps[step_index], datetime.fromtimestamp(plan.retried_at, UTC)
     if step.workflow is not None:
         found = run_retries.requeue_children(tx.connection, run, step.name, until, number)
         tx.result.wake.runs_to_begin = True
@@ -71,22 +73,22 @@ def reopen_held(tx: Transaction, run: bytes, plan: Plan, place: int, limit: int)
         found = len(moved)
         tx.result.wake.requests |= any(task.lane is not None for task in moved)
     if found < number:
-        plan.lose(place, number - found, _GONE)
+        plan.lose(step_index, number - found, _GONE)
     return number
 
 
 class Failure(NamedTuple):
-    """Tasks or child runs of a step that cannot be created."""
+    """Tasks or child runs of a step that cannot be created, and why."""
 
     run: DagRun
-    place: int
+    step_index: int
     number: int
     reason: str
 
 
 @dataclass
 class _Created:
-    """The tasks and child runs of steps in one round."""
+    """The tasks and child runs to create in one round."""
 
     tasks: list[NewTask] = field(default_factory=list)
     children: list[NewRun] = field(default_factory=list)
@@ -103,33 +105,33 @@ class StepCreation:
         self._nesting = nesting
 
     def create(self, tx: Transaction, singles: list[RunStep], fans: list[RunStep], room: int) -> list[DagRun]:
-        """Create tasks and child runs; return the runs of which some could not be created."""
+        """Create tasks and child runs. Return the runs of which some could not be created."""
         started = [*singles, *fans]
         found = self._outputs.names(
-            tx.connection, started, lambda program: program.creation_needs, known=tx.result.tasks.results
+            tx.connection, started, lambda program: program.creation_needs, results=tx.result.tasks.results
         )
         created = _Created()
-        for (run, place), reason in found.refused:
-            created.failed.append(Failure(run, place, 0 if run.plan.fan(place) else 1, reason))
+        for (run, step_index), reason in found.refused:
+            created.failed.append(Failure(run, step_index, 0 if run.plan.fan(step_index) else 1, reason))
         work = Evaluating(tx.budget, "input")
-        for run, place in found.readable:
-            names, fan = found.names[run.id], run.plan.fan(place)
-            is_child = run.compiled.graph.steps[place].workflow is not None
-            most = tx.budget.room_for_children(run.id) if is_child else self._slice
-            with work.on(run, place, names) as may_be_done:
-                if not may_be_done or not most or not tx.budget.has_room_for_data(run.id):
-                    found.late.append((run, place))
+        for run, step_index in found.readable:
+            names, fan = found.names[run.id], run.plan.fan(step_index)
+            is_child = run.compiled.graph.steps[step_index].workflow is not None
+            limit = tx.budget.room_for_children(run.id) if is_child else self._slice
+            with work.on(run, step_index, names) as may_be_done:
+                if not may_be_done or not limit or not tx.budget.has_room_for_data(run.id):
+                    found.postponed.append((run, step_index))
                 elif fan is None:
-                    self._instantiate(tx, created, (run, place), range(1), None, names)
+                    self._instantiate(tx, created, (run, step_index), range(1), None, names)
                 else:
-                    room -= reopen_held(tx, run.id, run.plan, place, min(self._slice, room))
-                    positions = run.plan.create(place, min(self._slice, room, most))
+                    room -= reopen_held(tx, run.id, run.plan, step_index, min(self._slice, room))
+                    positions = run.plan.create(step_index, min(self._slice, room, limit))
                     room -= len(positions)
                     if positions:
-                        self._instantiate(tx, created, (run, place), positions, fan.total, names)
-        for run, place in found.late:
-            if run.plan.fan(place) is None:
-                run.plan.put_back(place)
+                        self._instantiate(tx, created, (run, step_index), positions, fan.total, names)
+        for run, step_index in found.postponed:
+            if run.plan.fan(step_index) is None:
+                run.plan.put_back(step_index)
         if created.tasks:
             retried = {run.id for run, _ in started if run.plan.retried}
             before = [task.id for task in created.tasks if task.run_id in retried] if retried else []
@@ -138,59 +140,59 @@ class StepCreation:
             self._refuse_full_trees(tx, created, started)
             create_runs(tx, created.children)
         for failure in created.failed:
-            failure.run.plan.abandon(failure.place, failure.number, failure.reason)
+            failure.run.plan.abandon(failure.step_index, failure.number, failure.reason)
         return list({failure.run.id: failure.run for failure in created.failed}.values())
 
     def _refuse_full_trees(self, tx: Transaction, created: _Created, started: Iterable[RunStep]) -> None:
-        """Leave out child runs of a tree of runs that has grown too large: it gets no more."""
+        """Refuse child runs of trees of runs that have grown too large."""
         full = full_trees(tx, created.children, self._nesting)
         if not full:
             return
         refused = Counter((child.parent_run, child.parent_step) for child in created.children if child.root in full)
-        for run, place in started:
-            step = run.compiled.graph.steps[place]
+        for run, step_index in started:
+            step = run.compiled.graph.steps[step_index]
             if number := refused[run.id, step.name]:
-                created.failed.append(Failure(run, place, number, self._nesting.too_many(step.workflow or "")))
+                created.failed.append(Failure(run, step_index, number, self._nesting.too_many(step.workflow or "")))
         created.children = [child for child in created.children if child.root not in full]
 
     def _instantiate(
         self, tx: Transaction, created: _Created, step: RunStep, positions: range, count: int | None, names: Scope
     ) -> None:
-        """Make what stands at some positions of a step, all or nothing, until there is no more room for data."""
-        run, place = step
+        """Add tasks or child runs at positions of a step. An error refuses all; lack of room delays the rest."""
+        run, step_index = step
         tasks: list[NewTask] = []
         children: list[NewRun] = []
-        is_child = run.compiled.graph.steps[place].workflow is not None
+        is_child = run.compiled.graph.steps[step_index].workflow is not None
         try:
-            instances = run.compiled.programs[place].instances(names, positions, count)
-            for position, (given, key) in zip(positions, instances, strict=False):
+            instances = run.compiled.programs[step_index].instances(names, positions, count)
+            for position, (inputs, key) in zip(positions, instances, strict=False):
                 if is_child:
-                    children.append(self._child(tx, created, step, position, given, names.budget))
+                    children.append(self._child(tx, created, step, position, inputs, names.budget))
                     tx.budget.created_child(run.id, len(children[-1].params or ""))
                 else:
-                    tasks.append(task_of(run, place, position, count, given, key, self._max_payload))
+                    tasks.append(task_of(run, step_index, position, count, inputs, key, self._max_payload))
                     tx.budget.created(run.id, len(tasks[-1].payload))
                 if not tx.budget.has_room_for_data(run.id):
                     break
         except (InvalidWorkflow, *REFUSALS) as error:
-            created.failed.append(Failure(run, place, len(positions), reason_of(tx, error)))
+            created.failed.append(Failure(run, step_index, len(positions), reason_of(tx, error)))
             return
         created.tasks.extend(tasks)
         created.children.extend(children)
-        left = len(positions) - len(tasks) - len(children)
-        if left:
-            run.plan.give_back(place, left)
+        remaining = len(positions) - len(tasks) - len(children)
+        if remaining:
+            run.plan.give_back(step_index, remaining)
 
     def _child(
         self,
         tx: Transaction,
         created: _Created,
-        place: RunStep,
+        step_index: RunStep,
         position: int,
-        given: dict[str, Any],
+        params_given: dict[str, Any],
         budget: EvaluationBudget,
     ) -> NewRun:
-        run, step = place[0], place[0].compiled.graph.steps[place[1]]
+        run, step = step_index[0], step_index[0].compiled.graph.steps[step_index[1]]
         workflow = step.workflow or ""
         if workflow not in created.latest:
             created.latest[workflow] = workflows.latest(tx.connection, workflow)
@@ -198,13 +200,13 @@ class StepCreation:
         if stored is None:
             raise InvalidWorkflow(f"There is no workflow {workflow!r}.")
         if is_composed(workflow):
-            given = given_to_child(given)
-        elif any(as_reference(value) is not None for value in given.values()):
+            params_given = given_to_child(params_given)
+        elif any(as_reference(value) is not None for value in params_given.values()):
             raise InvalidWorkflow(
                 f"Step {step.name!r}: a parameter of workflow {workflow!r} is large and in the payload store, and "
                 f"parameters stand in the row of a run. Pass it to a task, or let that workflow make it itself."
             )
-        params = resolve_params(stored.definition, given, tx.now)
+        params = resolve_params(stored.definition, params_given, tx.now)
         if run.depth >= self._nesting.depth:
             raise InvalidWorkflow(self._nesting.too_deep(workflow, run.depth + 1))
         identifier = child_id(run.id, step.name, position, run.plan.retried)
@@ -222,27 +224,27 @@ class StepCreation:
 
 def task_of(
     run: DagRun,
-    place: int,
+    step_index: int,
     position: int,
     count: int | None,
-    given: dict[str, Any],
+    inputs: dict[str, Any],
     key: str | None,
     max_payload: int,
 ) -> NewTask:
-    """Return a task of a step, as it is created."""
-    step = run.compiled.graph.steps[place]
+    """Return a new task of a step."""
+    step = run.compiled.graph.steps[step_index]
     context = {"workflow": run.info["workflow"], "step": step.name, "index": position, "count": count}
-    by_place = given.pop(BY_PLACE, ()) if run.compiled.result is not None else ()
-    payload = timezones.encode((by_place, given, context))
+    by_place = inputs.pop(BY_PLACE, ()) if run.compiled.result is not None else ()
+    payload = timezones.encode((by_place, inputs, context))
     if len(payload) > max_payload:
         raise InvalidWorkflow(
             f"The input of task {step.name!r} has {len(payload):,} bytes, and at most {max_payload:,} are "
             f"allowed. Let upstreams return references to large data, or raise the setting max_payload."
         )
     identifier = derived_id(run.id, step.name, position)
-    return run.compiled.placements[place].new(identifier, payload, key, Origin(run.id, position, step.name))
+    return run.compiled.placements[step_index].new(identifier, payload, key, Origin(run.id, position, step.name))
 
 
 def reason_of(tx: Transaction, error: Exception) -> str:
-    """Return why a step cannot be evaluated, which may quote a value."""
+    """Return why a step cannot be evaluated, encrypted because it may quote a value."""
     return str(error) if tx.vault is None else tx.vault.seal_text(str(error))

@@ -1,4 +1,4 @@
-"""Outputs of steps, as the expressions of other steps may name them."""
+"""Outputs of steps, for the expressions of other steps."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Key, Results
 
 
-class KeptOutputs(LruCache[Key, Any]):
-    """Outputs of which some are kept until all that waits for them has started, and others as long as their run."""
+class OutputCache(LruCache[Key, Any]):
+    """A cache of outputs. Some are kept until no step waits for them, others as long as their run."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__(most)
+    def __init__(self, max_weight: int) -> None:
+        super().__init__(max_weight)
         self._passing: dict[bytes, dict[str, bool]] = {}
-        """By run, the steps whose outputs are kept, and which of them only until no step of the run waits."""
+        """By run, the steps with cached outputs, and whether each is kept only until no step of the run waits."""
 
     def keep(self, key: Key, value: Any, weight: int, *, is_passing: bool) -> None:
-        """Keep an output that weighs so much."""
+        """Cache an output with its weight."""
         self.put(key, value, weight)
         self._passing.setdefault(key[0], {})[key[1]] = is_passing
 
     def keep_longer(self, key: Key) -> None:
-        """Keep an output that is kept already as long as its run."""
+        """Keep a cached output as long as its run."""
         self._passing[key[0]][key[1]] = False
 
     def drop_passing(self, run: bytes) -> None:
-        """No step of a run waits any more: forget what was kept for that."""
+        """Drop the outputs cached only for waiting steps, because no step of the run waits anymore."""
         for step in [step for step, is_passing in self._passing.get(run, {}).items() if is_passing]:
             self.drop((run, step))
 
@@ -48,7 +48,7 @@ class KeptOutputs(LruCache[Key, Any]):
             self.drop((run, step))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Clear the cache."""
         super().clear()
         self._passing.clear()
 
@@ -60,86 +60,85 @@ class KeptOutputs(LruCache[Key, Any]):
                 del self._passing[key[0]]
 
 
-_MOST_OUTPUTS = 100_000
-"""Values that the steps of a run may read at once."""
-_MOST_PAYLOADS = 20
-"""Of the largest size, how much is read at once."""
-_MOST_NAMED = 200_000
-"""How often outputs are named by all steps that read at once, whether they name the same ones or others."""
-_KEPT_BYTES = 16_000_000
-"""Of outputs that are kept in memory, because they are read again and again; or as much as can be read at once."""
+_MAX_OUTPUTS = 100_000
+"""Values that steps of a run may read together, at most."""
+_MAX_PAYLOADS = 20
+"""Payloads of the largest allowed size that are read together, at most."""
+_MAX_REFERENCES = 200_000
+"""References to outputs by all steps that read together, at most. Repeated references count."""
+_CACHE_BYTES = 16_000_000
+"""Bytes of outputs cached for repeated reads, at least."""
 _decode = timezones.decode
 
 
 RunStep = tuple[DagRun, int]
-"""A step of a run."""
+"""A run and the index of one of its steps."""
 
 
 @dataclass
 class StepOutputs:
-    """Outputs that expressions of steps may name, by run, as far as they can be read at once."""
+    """The outputs that steps may use, by run, as far as they can be read together."""
 
     names: dict[bytes, Scope]
     readable: list[RunStep] = field(default_factory=list)
-    late: list[RunStep] = field(default_factory=list)
+    postponed: list[RunStep] = field(default_factory=list)
     """Steps for which there is no room now."""
     refused: list[tuple[RunStep, str]] = field(default_factory=list)
-    """Steps that want more than can ever be read at once, and why not."""
+    """Steps that need more outputs than can ever be read together, with the reason."""
 
 
 class Outputs:
-    """Reads outputs, and keeps those that are read again.
+    """Reads outputs, and caches those that are read again.
 
-    A fan-out reads when more of its tasks are created, so what it reads is kept. A step reads when its condition is
-    evaluated, when its task is created, and again in the next tick if there is no room for it in this one; so what it
-    reads is kept until no step of the run waits for that.
+    A fan-out reads its inputs whenever more of its tasks are created. A single step reads them for its condition, for
+    its task, and again in the next tick if this one has no room; its inputs are cached until no step of the run waits.
     """
 
     def __init__(self, max_payload: int) -> None:
         self._max_payload = max_payload
-        self._most_bytes = _MOST_PAYLOADS * max_payload
-        self._kept = KeptOutputs(max(_KEPT_BYTES, self._most_bytes))
+        self._max_bytes = _MAX_PAYLOADS * max_payload
+        self._cache = OutputCache(max(_CACHE_BYTES, self._max_bytes))
 
     @property
     def keeps_any(self) -> bool:
-        """Say whether outputs of any run are kept."""
-        return len(self._kept) > 0
+        """Return whether any outputs are cached."""
+        return len(self._cache) > 0
 
     def settled(self, run: bytes) -> None:
-        """No step of a run waits for room."""
-        self._kept.drop_passing(run)
+        """Drop outputs cached for waiting steps, because no step of the run waits for room anymore."""
+        self._cache.drop_passing(run)
 
     def drop(self, run: bytes) -> None:
-        """A run has ended, or nothing more of it starts."""
-        self._kept.drop_run(run)
+        """Drop the outputs of a run that has ended, or that starts nothing more."""
+        self._cache.drop_run(run)
 
     def forget(self) -> None:
-        """A tick failed: what ended in it may end otherwise."""
-        self._kept.clear()
+        """Clear the cache after a rollback, which may have undone the ends of steps."""
+        self._cache.clear()
 
     def names(
         self,
         connection: Connection,
-        wanted: Iterable[RunStep],
+        run_steps: Iterable[RunStep],
         needs: Callable[[StepProgram], Iterable[int]] | None = None,
         *,
-        known: Mapping[Key, bytes] = {},
+        results: Mapping[Key, bytes] = {},
         is_urgent: bool = False,
     ) -> StepOutputs:
-        """Return what expressions of these steps may name, as far as it `needs`; one query for all of them.
+        """Return the names that expressions of these steps may use, reading the outputs that each `needs` in one query.
 
-        Without `needs`, these steps themselves are named. If it is urgent, no step is late. What has ended in this
-        transaction is `known`, and not read again; but of a fan-out that is only one of many results.
+        Without `needs`, the outputs are those of the steps themselves. With `is_urgent`, no step is postponed.
+        `results` of tasks that ended in this transaction are not read again, except of fan-outs.
         """
         needed: dict[Key, RunStep] = {}
-        again: set[Key] = set()
+        reread: set[Key] = set()
         found = StepOutputs({})
-        of_steps: list[tuple[RunStep, list[Key]]] = []
-        rooms: dict[bytes, int] = defaultdict(lambda: _MOST_OUTPUTS)
-        named = 0
-        for run, place in wanted:
-            if named > _MOST_NAMED and not is_urgent:
-                found.late.append((run, place))
+        keys_by_step: list[tuple[RunStep, list[Key]]] = []
+        rooms: dict[bytes, int] = defaultdict(lambda: _MAX_OUTPUTS)
+        references = 0
+        for run, step_index in run_steps:
+            if references > _MAX_REFERENCES and not is_urgent:
+                found.postponed.append((run, step_index))
                 continue
             if run.id not in found.names:
                 found.names[run.id] = Scope(
@@ -148,55 +147,55 @@ class Outputs:
                     sealed=set() if isinstance(run.params, dict) else {"params"},
                 )
             keys: list[Key] = []
-            for other in [place] if needs is None else needs(run.compiled.programs[place]):
+            for other in [step_index] if needs is None else needs(run.compiled.programs[step_index]):
                 key = run.id, run.compiled.graph.steps[other].name
-                named += 1
-                if needs is not None and run.plan.fan(place) is not None:
-                    again.add(key)
+                references += 1
+                if needs is not None and run.plan.fan(step_index) is not None:
+                    reread.add(key)
                 if key not in needed:
                     number = _values(run, other)
                     if number > rooms[run.id]:
                         found.names[run.id].unreadable[key[1]] = (
-                            f"it has {number:,} values, and {_MOST_OUTPUTS:,} are the most that one step can read. "
+                            f"it has {number:,} values, and {_MAX_OUTPUTS:,} are the most that one step can read. "
                             f"Let its tasks keep their results elsewhere, or combine them in several steps"
                         )
                         continue
                     rooms[run.id] -= number
                     needed[key] = (run, other)
                 keys.append(key)
-            of_steps.append(((run, place), keys))
-        known = {
-            key: known[key] for key, (run, other) in needed.items() if key in known and run.plan.fan(other) is None
+            keys_by_step.append(((run, step_index), keys))
+        results = {
+            key: results[key] for key, (run, other) in needed.items() if key in results and run.plan.fan(other) is None
         }
-        sizes = self._sizes(connection, {key: where for key, where in needed.items() if key not in known})
-        sizes |= {key: len(result) for key, result in known.items()}
+        sizes = self._sizes(connection, {key: run_step for key, run_step in needed.items() if key not in results})
+        sizes |= {key: len(result) for key, result in results.items()}
         read: set[Key] = set()
         total = 0
-        for step, keys in of_steps:
+        for step, keys in keys_by_step:
             more = sum(sizes.get(key, 0) for key in keys if key not in read)
-            if total and total + more > self._most_bytes and not is_urgent:
-                found.late.append(step)
-            elif more > self._most_bytes:
+            if total and total + more > self._max_bytes and not is_urgent:
+                found.postponed.append(step)
+            elif more > self._max_bytes:
                 found.refused.append((step, self._too_large(more)))
             else:
                 total += more
                 read.update(keys)
                 found.readable.append(step)
-        needed = {key: where for key, where in needed.items() if key in read}
-        self._read(connection, needed, known, None if needs is None else again, found.names)
+        needed = {key: run_step for key, run_step in needed.items() if key in read}
+        self._read(connection, needed, results, None if needs is None else reread, found.names)
         return found
 
     def _sizes(self, connection: Connection, needed: dict[Key, RunStep]) -> dict[Key, int]:
-        """Return how many bytes outputs have, unless they are so few that it does not matter."""
-        unread = {key: where for key, where in needed.items() if key not in self._kept}
-        if sum(_values(*where) for where in unread.values()) <= _MOST_PAYLOADS:
+        """Return the sizes of outputs in bytes, or nothing if they are too few to matter."""
+        unread = {key: run_step for key, run_step in needed.items() if key not in self._cache}
+        if sum(_values(*run_step) for run_step in unread.values()) <= _MAX_PAYLOADS:
             return {}
         of_tasks, of_runs = _by_kind(unread)
         return dags.output_sizes(connection, of_tasks, of_runs)
 
     def _too_large(self, size: int) -> str:
         return (
-            f"The outputs that it reads have {size:,} bytes together, and at most {self._most_bytes:,} can be read. "
+            f"The outputs that it reads have {size:,} bytes together, and at most {self._max_bytes:,} can be read. "
             f"Let tasks return references to large data, or raise the setting max_payload."
         )
 
@@ -204,28 +203,30 @@ class Outputs:
         self,
         connection: Connection,
         needed: dict[Key, RunStep],
-        known: Mapping[Key, bytes],
-        again: set[Key] | None,
+        results: Mapping[Key, bytes],
+        reread: set[Key] | None,
         names: dict[bytes, Scope],
     ) -> None:
-        """Read outputs, or take cached ones; only outputs that will be read `again` are cached."""
+        """Read outputs, or take them from the cache. Only outputs in `reread` are cached for the life of the run."""
         for key in needed:
-            if key in self._kept:
-                names[key[0]][key[1]] = self._kept.get(key)
-                if again and key in again:
-                    self._kept.keep_longer(key)
-        found: dict[Key, Results] = {key: [(0, known[key])] for key in needed if key in known and key not in self._kept}
+            if key in self._cache:
+                names[key[0]][key[1]] = self._cache.get(key)
+                if reread and key in reread:
+                    self._cache.keep_longer(key)
+        found: dict[Key, Results] = {
+            key: [(0, results[key])] for key in needed if key in results and key not in self._cache
+        }
         of_tasks, of_runs = _by_kind(
-            {key: where for key, where in needed.items() if key not in self._kept and key not in known}
+            {key: run_step for key, run_step in needed.items() if key not in self._cache and key not in results}
         )
         found |= dags.outputs(connection, of_tasks) if of_tasks else {}
         found |= dags.child_outputs(connection, of_runs) if of_runs else {}
-        for key, results in found.items():
-            run, place = needed[key]
-            state = run.plan.step_state(place)
+        for key, stored_results in found.items():
+            run, step_index = needed[key]
+            state = run.plan.step_state(step_index)
             before, stored = timezones.unopened.number, timezones.unopened.stored
             try:
-                value = step_output(state, run.plan.fan(place), results, _decode)
+                value = step_output(state, run.plan.fan(step_index), stored_results, _decode)
             except (msgspec.DecodeError, ValueError, RecursionError, Sealed) as error:
                 names[run.id].unreadable[key[1]] = str(error)
                 continue
@@ -234,21 +235,19 @@ class Outputs:
                 names[run.id].stored.add(key[1])
             if timezones.unopened.number != before:
                 names[run.id].sealed.add(key[1])
-            elif timezones.unopened.stored == stored and again is not None and state is StepState.SUCCESS:
-                weight = sum(len(result or b"") for _, result in results)
-                self._kept.keep(key, value, weight, is_passing=key not in again)
+            elif timezones.unopened.stored == stored and reread is not None and state is StepState.SUCCESS:
+                weight = sum(len(result or b"") for _, result in stored_results)
+                self._cache.keep(key, value, weight, is_passing=key not in reread)
 
 
-def _values(run: DagRun, place: int) -> int:
-    """Return how many values the output of a step has."""
-    fan = run.plan.fan(place)
+def _values(run: DagRun, step_index: int) -> int:
+    fan = run.plan.fan(step_index)
     return 1 if fan is None else fan.total
 
 
 def _by_kind(needed: dict[Key, RunStep]) -> tuple[list[Key], list[Key]]:
-    """Return which outputs are those of tasks, and which of child runs."""
     of_tasks: list[Key] = []
     of_runs: list[Key] = []
-    for key, (run, place) in needed.items():
-        (of_tasks if run.compiled.graph.steps[place].workflow is None else of_runs).append(key)
+    for key, (run, step_index) in needed.items():
+        (of_tasks if run.compiled.graph.steps[step_index].workflow is None else of_runs).append(key)
     return of_tasks, of_runs

@@ -1,4 +1,4 @@
-"""A run of a DAG as the leader holds it in memory: its definition, what it was started with, and its plan."""
+"""A run of a DAG in the leader's memory: its definition, parameters and plan."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from orchestrator.scheduler.budget import TickBudget
 
 
 class Compiled:
-    """A definition with everything that can be worked out once."""
+    """A definition with everything derived from it alone."""
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
         self.graph = Graph(definition)
-        self.programs = [StepProgram(self.graph, place) for place in range(len(self.graph.steps))]
+        self.programs = [StepProgram(self.graph, step_index) for step_index in range(len(self.graph.steps))]
         self.result = result_template(definition)
-        """What a run of a composition comes to; None if it is a run of another definition."""
+        """The template of the result, for a composition; otherwise None."""
         self.last = self.graph.leaves
-        """The steps whose outputs a run gives to its parent."""
+        """The steps whose outputs the run returns to its parent."""
         if self.result is not None:
             self.last = [self.graph.index[name] for name in sorted(self.result.roots)]
         self.placements = [of_step(step, definition.queue) for step in self.graph.steps]
         self.expensive: set[tuple[str, int]] = set()
-        """Kinds of expressions, and places of the steps, that took long to evaluate for one run or another."""
+        """Kinds of expressions, and indexes of steps, that were expensive to evaluate in some run."""
 
     def output(self, names: Mapping[str, Any]) -> Any:
-        """Return what a run gives to its parent, by the outputs of its last steps."""
-        ends = {name: names.get(name) for name in (self.graph.steps[place].name for place in self.last)}
+        """Return the result of a run for its parent, from the outputs of its last steps."""
+        ends = {name: names.get(name) for name in (self.graph.steps[step_index].name for step_index in self.last)}
         return ends if self.result is None else self.result.render(ends)
 
     @cached_property
     def begun(self) -> tuple[Plan, bytes] | None:
-        """The plan of a run that has begun, and what it remembers, if its only step is one task whatever it is given.
+        """The plan of a run that has begun, and its encoded state, if the definition is a single unconditional task.
 
-        All such runs share it, so it is not to be changed.
+        All such runs share the plan, so it must not be changed.
         """
         if len(self.programs) != 1 or not self.programs[0].is_single or self.graph.steps[0].workflow is not None:
             return None
@@ -65,40 +65,39 @@ class DagRun:
     plan: Plan
     depth: int = 0
     root: bytes = b""
-    """The first of the runs that started each other, and at last this one."""
+    """The topmost run of the tree of parents and children."""
     params_size: int = 0
-    """Bytes of its parameters, as they are stored."""
+    """Bytes of the stored parameters."""
 
-    def open(self, place: int, names: Scope, said: Callable[[Exception], str] = str) -> bool:
-        """Decide what a candidate becomes; True if that is a single task."""
+    def open(self, step_index: int, names: Scope, describe: Callable[[Exception], str] = str) -> bool:
+        """Decide what to do with a candidate step. Return True if it becomes a single task."""
         try:
-            decision = self.compiled.programs[place].decide(names)
+            decision = self.compiled.programs[step_index].decide(names)
         except InvalidWorkflow as error:
-            self.plan.fail(place, said(error))
+            self.plan.fail(step_index, describe(error))
             return False
         if isinstance(decision, Skip):
-            self.plan.skip(place, decision.reason)
+            self.plan.skip(step_index, decision.reason)
         elif isinstance(decision, FanOut):
-            self.plan.open_fan(place, decision.total)
+            self.plan.open_fan(step_index, decision.total)
         else:
-            self.plan.open_single(place)
+            self.plan.open_single(step_index)
             return True
         return False
 
 
 _EXPENSIVE = 20_000
-"""The cost from which on an evaluation is expensive, in the units of `Work`: some milliseconds."""
-_A_WHILE = 10 * _EXPENSIVE
-"""The cost that may be evaluated at once when the time is over."""
+"""The cost of an expensive evaluation, in units of `Work`: some milliseconds."""
+_OVERTIME = 10 * _EXPENSIVE
+"""The cost of evaluations allowed after the time of the tick is over."""
 
 
 class Evaluating:
-    """Evaluates one kind of expressions of many steps, as far as there is time.
+    """Evaluates one kind of expression for many steps, while there is time.
 
-    The cost of an expression is known only after its evaluation, and depends on the load of the machine. So the leader
-    looks at its clock before each. When the time of the tick is over, cheap expressions continue for a little while, so
-    that they do not wait for expensive ones; of those that were expensive before, one is evaluated for the runs whose
-    turn it is, and the rest waits.
+    The cost of an expression is known only afterwards, and depends on the load of the machine, so the clock is checked
+    before each. When the tick's time is over, cheap expressions continue for a moment ahead of expensive ones. Of the
+    expressions known to be expensive, one in each part of a tick is evaluated, and the rest waits.
     """
 
     def __init__(self, budget: TickBudget, kind: str) -> None:
@@ -108,21 +107,21 @@ class Evaluating:
         self._spent = 0
 
     @contextmanager
-    def on(self, run: DagRun, place: int, names: Scope) -> Iterator[bool]:
-        """Do something for a step, if there is room and time for it, and remember whether it was expensive."""
+    def on(self, run: DagRun, step_index: int, names: Scope) -> Iterator[bool]:
+        """Yield whether a step may be evaluated now, and record whether that was expensive."""
         before = names.budget.spent
-        self._budget.step = f"the {self._kind} of step {run.compiled.graph.steps[place].name!r}"
-        yield self._work.has_room(names.budget) and not self._waits(run, place)
-        self._budget.step = None  # it is left standing if that fails
+        self._budget.step = f"the {self._kind} of step {run.compiled.graph.steps[step_index].name!r}"
+        yield self._work.has_room(names.budget) and not self._waits(run, step_index)
+        self._budget.step = None  # remains set if the evaluation fails
         cost = names.budget.spent - before
         self._work.count(cost)
         self._spent += cost
         if cost > _EXPENSIVE:
-            run.compiled.expensive.add((self._kind, place))
+            run.compiled.expensive.add((self._kind, step_index))
             self._budget.evaluated.add(self._kind)
 
-    def _waits(self, run: DagRun, place: int) -> bool:
-        is_expensive = (self._kind, place) in run.compiled.expensive
-        if self._spent <= _A_WHILE and not (is_expensive and self._kind in self._budget.evaluated):
+    def _waits(self, run: DagRun, step_index: int) -> bool:
+        is_expensive = (self._kind, step_index) in run.compiled.expensive
+        if self._spent <= _OVERTIME and not (is_expensive and self._kind in self._budget.evaluated):
             return False
         return self._budget.is_spent

@@ -1,7 +1,6 @@
-"""Advance runs of DAGs: the planner says what starts, this creates the tasks and the child runs.
+"""Advance runs of DAGs: the planner decides which steps start, and this module creates their tasks and child runs.
 
-Plans are kept between ticks, because only the leader changes them; they are forgotten whenever a tick fails, and
-rebuilt from what Postgres has.
+Plans are cached between ticks, because only the leader changes them. The cache is cleared when a tick fails.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.dag.plans import Version
 
-_PLANNED_STEPS = 200_000
-"""Of the plans that are kept in memory; a step takes a quarter of a kilobyte there."""
+_MAX_PLANNED_STEPS = 200_000
+"""Steps in the cached plans, at most. A step takes a quarter of a kilobyte."""
 _RUN_WEIGHT = 15
-"""What a run weighs beside its steps and parameters, in steps."""
-_BYTES_IN_MEMORY = 16
-"""Of stored parameters: read into memory, so many weigh as much as a step."""
-_COMPILED_STEPS = 30_000
-"""Of the definitions that are kept in memory; a step takes some kilobytes there."""
-_BYTES_OF_A_STEP = 2_000
-"""Of stored parameters: to read so many takes as long as to plan a step."""
-_FANS = 5
-"""Fan-outs of which a full slice is created at once, or as many single steps: the rest waits for the next tick."""
-_ROUND = 25
-"""Steps as which it counts to look at what others have become, however few there are."""
+"""The weight of a run in addition to its steps and parameters, in steps."""
+_PARAMETER_BYTES_PER_WEIGHT = 16
+"""Bytes of stored parameters that weigh as much as a step in memory."""
+_MAX_COMPILED_STEPS = 30_000
+"""Steps in the cached definitions, at most. A step takes some kilobytes."""
+_PARAMETER_BYTES_PER_STEP = 2_000
+"""Bytes of stored parameters that take as long to read as it takes to plan a step."""
+_FANS_PER_TICK = 5
+"""Fan-outs of which a slice is created in one tick, or as many slices of single steps. The rest waits."""
+_MIN_ROUND_COST = 25
+"""Steps that one round of decisions counts as, at least."""
 _encode = timezones.encode
 
 
@@ -56,21 +55,19 @@ class Dags(PlannedRuns[DagRun]):
     has_hooks = True
 
     def __init__(self, backlog: Backlog, max_payload: int, slice_size: int, nesting: Nesting | None = None) -> None:
-        super().__init__(_PLANNED_STEPS)
+        super().__init__(_MAX_PLANNED_STEPS)
         self._backlog = backlog
         self.max_payload = max_payload
         self._slice = slice_size
-        self._compiled: LruCache[tuple[str, int], Compiled] = LruCache(_COMPILED_STEPS)
+        self._compiled: LruCache[tuple[str, int], Compiled] = LruCache(_MAX_COMPILED_STEPS)
         self._outputs = Outputs(max_payload)
         self._steps = StepCreation(self._outputs, max_payload, slice_size, nesting or Nesting())
 
     def rolled_back(self) -> None:
-        """Undo plans after a rollback."""
         super().rolled_back()
         self._outputs.forget()
 
     def drop(self, ids: Sequence[bytes]) -> None:
-        """Forget the plans of runs, and their outputs."""
         super().drop(ids)
         for run in ids if self._outputs.keeps_any else ():
             self._outputs.drop(run)
@@ -78,28 +75,28 @@ class Dags(PlannedRuns[DagRun]):
     # -- events
 
     def plans(self, changes: Sequence[RunChanges]) -> bool:
-        """Say whether a plan of a DAG has to hear of changes of a run."""
-        return any(one.is_for_plan for one in changes) and not any(one.of_flow for one in changes)
+        """Return whether a plan of a DAG must see these changes."""
+        return any(change.is_for_plan for change in changes) and not any(change.of_flow for change in changes)
 
     def advance(self, tx: Transaction, changes: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
-        """Notify plans of what happened to their runs, and start the steps that follow."""
+        """Apply changes to plans, and start the steps that follow."""
         runs = self._load(tx, changes)
         settled: list[DagRun] = []
         for run in runs:
-            for one in changes[run.id]:
-                _apply_to_plan(run, one)
-                if one.reopened or one.is_retried:
+            for change in changes[run.id]:
+                _apply_to_plan(run, change)
+                if change.reopened or change.is_retried:
                     self._outputs.drop(run.id)
-            if not any(one.is_retried for one in changes[run.id]) or self._retry(tx, run):
+            if not any(change.is_retried for change in changes[run.id]) or self._retry(tx, run):
                 settled.append(run)
         self._settle(tx, settled)
         going_on = {run.id for run in settled if run.plan.has_more}
         return Advanced({run.id: self._save(run, is_expanding=run.id in going_on) for run in runs})
 
     def _retry(self, tx: Transaction, run: DagRun) -> bool:
-        """Retry a run. If that takes long, it continues when its turn comes, and nothing starts until then.
+        """Retry a run. If that takes long, continue in a later tick, and start nothing until then.
 
-        A retry looks at the results of the tasks, so the plan first gets the pending changes of the run.
+        A retry examines the results of tasks, so the plan first needs all pending changes of the run.
         """
         is_late = bool(self._backlog.waiting(tx, [run.id]))
         if not is_late and retry_plan(tx, run.id, run.plan, 10 * self._slice):
@@ -108,10 +105,9 @@ class Dags(PlannedRuns[DagRun]):
         return False
 
     def sizes(self, versions: Mapping[bytes, Version]) -> Callable[[bytes], int]:
-        """Return a function that counts the steps of runs of these versions; of others it returns 0.
+        """Return a function that maps a run to its number of steps; 0 if its version is not in `versions`.
 
-        A definition that is not planned yet counts as the largest. Large parameters count as additional steps, because
-        they take as long.
+        A definition that is not compiled yet counts as the largest possible. Large parameters count as extra steps.
         """
 
         def size(run: bytes) -> int:
@@ -119,26 +115,26 @@ class Dags(PlannedRuns[DagRun]):
                 return 0
             workflow, version, stored = versions[run]
             compiled = self._compiled.get((workflow, version))
-            return MOST_STEPS if compiled is None else len(compiled.graph.steps) + stored // _BYTES_OF_A_STEP
+            return MOST_STEPS if compiled is None else len(compiled.graph.steps) + stored // _PARAMETER_BYTES_PER_STEP
 
         return size
 
     def hooks(self, run: bytes, state: str) -> tuple[int, int]:
-        """Return how many hooks follow this end of a run that was planned just now, and how much each is given."""
-        kept = self._runs.get(run)
-        if kept is None:
+        """Return how many hooks follow the end of a run planned in this tick, and the bytes of each one's input."""
+        cached = self._runs.get(run)
+        if cached is None:
             return 0, 0
-        return len(hooks_of(kept.compiled.definition, state)), kept.params_size
+        return len(hooks_of(cached.compiled.definition, state)), cached.params_size
 
     def may_have_hooks(self, run: bytes, state: str) -> bool:
-        """Say whether hooks may follow this end of a run: of one that is not in memory, that is not known."""
-        kept = self._runs.get(run)
-        return kept is None or bool(hooks_of(kept.compiled.definition, state))
+        """Return whether hooks may follow this end of a run; True if its definition is not in memory."""
+        cached = self._runs.get(run)
+        return cached is None or bool(hooks_of(cached.compiled.definition, state))
 
     def outputs(self, tx: Transaction, ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return what runs give to their parents: a composition its result, others the outputs of their last steps."""
+        """Return the results of runs for their parents: of a composition its result, otherwise the last outputs."""
         runs = self._load(tx, ids)
-        last = [(run, place) for run in runs for place in run.compiled.last]
+        last = [(run, step_index) for run in runs for step_index in run.compiled.last]
         names = self._outputs.names(tx.connection, last, is_urgent=True).names
         outputs = {run.id: _encode(run.compiled.output(names[run.id])) for run in runs}
         return outputs if tx.vault is None else {run: tx.vault.seal(VALUE, data) for run, data in outputs.items()}
@@ -147,7 +143,7 @@ class Dags(PlannedRuns[DagRun]):
 
     def _load(self, tx: Transaction, ids: Iterable[bytes]) -> list[DagRun]:
         found = {run: self._runs.get(run) for run in ids}
-        missing = [run for run, kept in found.items() if kept is None]
+        missing = [run for run, cached in found.items() if cached is None]
         for row in dags.load(tx.connection, missing) if missing else ():
             compiled = self.compiled(tx, row.workflow, row.version)
             state = msgspec.msgpack.decode(row.state, type=DagState) if row.state is not None else None
@@ -156,18 +152,18 @@ class Dags(PlannedRuns[DagRun]):
             plan = Plan(compiled.graph, state)
             if row.cancelling:
                 plan.halt()
-            if row.expanding:  # whatever the run hears first, it has more to start than that
+            if row.expanding:  # the run has steps left to start, in addition to these changes
                 plan.resume()
             params = row.params
             if compiled.result is not None and isinstance(params, dict):
                 params = composed.opened(params)
             run = DagRun(row.id, compiled, params, info, plan, row.depth, row.root, row.params_size)
-            weight = _RUN_WEIGHT + len(compiled.graph.steps) + row.params_size // _BYTES_IN_MEMORY
+            weight = _RUN_WEIGHT + len(compiled.graph.steps) + row.params_size // _PARAMETER_BYTES_PER_WEIGHT
             found[row.id] = self._runs.put(row.id, run, weight)
         return [run for run in found.values() if run is not None]
 
     def compiled(self, tx: Transaction, name: str, version: int) -> Compiled:
-        """Return a version of a workflow with everything that can be worked out once."""
+        """Return the compiled definition of a version of a workflow."""
         compiled = self._compiled.get((name, version))
         if compiled is None:
             stored = workflows.read(tx.connection, name, version)
@@ -184,45 +180,42 @@ class Dags(PlannedRuns[DagRun]):
     # -- starting steps
 
     def _settle(self, tx: Transaction, runs: Sequence[DagRun]) -> None:
-        """Evaluate candidates and create what they become, all runs together, as far as there is room.
-
-        What there is no room for stays with the plans, and goes on in the next tick.
-        """
-        room = _FANS * self._slice
+        """Decide and create the next steps of all runs together, while there is room. The rest stays in the plans."""
+        room = _FANS_PER_TICK * self._slice
         unsettled = runs
         while unsettled and room:
             singles, room = self._decide(tx, unsettled, room)
-            fans = [(run, place) for run in unsettled for place in list(run.plan.fans_with_room)]
+            fans = [(run, step_index) for run in unsettled for step_index in list(run.plan.fans_with_room)]
             unsettled = self._steps.create(tx, singles, fans, max(room, self._slice)) if singles or fans else []
         for run in runs:
             if not run.plan.has_more:
                 self._outputs.settled(run.id)
 
     def _decide(self, tx: Transaction, runs: Sequence[DagRun], room: int) -> tuple[list[RunStep], int]:
-        """Evaluate what candidates become; return those that are single tasks, and how much room is left."""
+        """Decide the candidate steps. Return those that are single tasks, and the remaining room."""
         singles: list[RunStep] = []
         work = Evaluating(tx.budget, "decision")
-        while candidates := list(islice(((run, place) for run in runs for place in _drain(run.plan)), room)):
-            room = max(0, room - max(len(candidates), _ROUND))
-            if all(run.compiled.programs[place].is_single for run, place in candidates):
-                for run, place in candidates:
-                    run.plan.open_single(place)
+        while candidates := list(islice(((run, step_index) for run in runs for step_index in _drain(run.plan)), room)):
+            room = max(0, room - max(len(candidates), _MIN_ROUND_COST))
+            if all(run.compiled.programs[step_index].is_single for run, step_index in candidates):
+                for run, step_index in candidates:
+                    run.plan.open_single(step_index)
                 singles += candidates
                 continue
             found = self._outputs.names(
-                tx.connection, candidates, lambda program: program.decision_needs, known=tx.result.tasks.results
+                tx.connection, candidates, lambda program: program.decision_needs, results=tx.result.tasks.results
             )
-            for (run, place), reason in found.refused:
-                run.plan.fail(place, reason)
-            for run, place in found.readable:
-                with work.on(run, place, found.names[run.id]) as may_be_done:
+            for (run, step_index), reason in found.refused:
+                run.plan.fail(step_index, reason)
+            for run, step_index in found.readable:
+                with work.on(run, step_index, found.names[run.id]) as may_be_done:
                     if not may_be_done:
-                        found.late.append((run, place))
-                    elif run.open(place, found.names[run.id], partial(reason_of, tx)):
-                        singles.append((run, place))
-            for run, place in found.late:
-                run.plan.put_back(place)
-            if found.late:
+                        found.postponed.append((run, step_index))
+                    elif run.open(step_index, found.names[run.id], partial(reason_of, tx)):
+                        singles.append((run, step_index))
+            for run, step_index in found.postponed:
+                run.plan.put_back(step_index)
+            if found.postponed:
                 return singles, 0
         return singles, room
 
@@ -248,5 +241,5 @@ def _apply_to_plan(run: DagRun, changes: RunChanges) -> None:
 
 
 def _drain(plan: Plan) -> Iterable[int]:
-    while (place := plan.next_candidate()) is not None:
-        yield place
+    while (step_index := plan.next_candidate()) is not None:
+        yield step_index

@@ -1,1 +1,1 @@
-"""Hand ready tasks to the fleet."""
+"""Dispatch ready tasks to workers."""

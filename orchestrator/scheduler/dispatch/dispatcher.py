@@ -1,12 +1,12 @@
-"""Hand ready tasks to the fleet, up to each queue's window.
+"""Dispatch ready tasks to workers, up to each queue's window.
 
-Each task that is claimed is either sent, to any worker of its queue or to one of them, or put back:
+Each claimed task is sent to any worker of its queue, sent to one particular worker, or put back:
 
-    it runs in an executor      sent to a worker that has it; put back if none has, or none has room
-    its queue has no slot       put back: executions and tasks for slots stand in the same line
-    nobody can read its input   held until a worker with the payload store comes
-    nobody knows it             held as `unknown`, and others of its name with it
-    only some know it           sent to one of them; held as `crowded` if they have no room
+    it runs in an executor                sent to a worker that has the executor; put back if none has, or none has room
+    its queue has no free slot            put back: executions and other tasks share one queue
+    no worker can read its input          held until a worker with the payload store appears
+    no worker knows it                    held as `unknown`, together with other tasks of its name
+    only some workers know it             sent to one of them; held as `crowded` if they have no room
 """
 
 from __future__ import annotations
@@ -39,36 +39,36 @@ from orchestrator.store.tasks.claims import Claimed, ClaimPosition
 from orchestrator.store.tasks.transitions import Requeue
 from orchestrator.store.tasks.waiting import InFlight
 
-_SLOW = 0.05
-"""Seconds; a claim from the front that takes less is made every time."""
-_SLOW_QUEUE = 0.0001
-"""The same for each queue: many of them are no reason to look at fewer."""
+_SLOW_CLAIM = 0.05
+"""Seconds below which a claim from the front of the queues is repeated every time."""
+_SLOW_CLAIM_PER_QUEUE = 0.0001
+"""Additional seconds allowed for each queue, so that many queues do not make a claim count as slow."""
 _FRONT_PAUSE = 5.0
-"""Between two slow claims from the front, so many times as long as one takes."""
+"""The pause between two slow claims from the front, as a multiple of the duration of one."""
 
 
 class Claims(CommitHooks):
-    """Claims ready tasks from the front of each queue, or from behind the last one that was claimed.
+    """Claims ready tasks from the front of each queue, or from behind the last claimed task.
 
-    Every claim leaves dead entries at the front of the index. While a long transaction is open, vacuum cannot remove
-    them, and every claim from the front reads all of them. Where that has become slow, the leader claims from behind
-    the position of its last claim, and looks from the front for at most a sixth of its time. Until then it does not see
-    tasks that became ready out of order: a task that came back, or whose transaction committed late.
+    Every claim leaves dead entries at the front of the index. Vacuum cannot remove them while a long transaction is
+    open, and every claim from the front reads all of them. When that has become slow, the leader claims from behind the
+    position of its last claim, and spends at most a sixth of its time on claims from the front. Until the next of those
+    it misses tasks that became ready out of order: returned tasks, and tasks whose transactions committed late.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self.is_slow = False
-        """The last claim from the front was: since then not all is seen that is ready."""
+        """The last claim from the front was slow, so some ready tasks may be missed until the next one."""
         self._front_at = 0.0
         self._positions: dict[str, ClaimPosition] = {}
 
     def claim(
         self, connection: Connection, rooms: dict[str, int], now: datetime, commit: Callable[[], object] | None = None
     ) -> list[Claimed]:
-        """Claim the most urgent ready tasks of each queue, as many as it has room for, most urgent first.
+        """Claim up to `rooms` ready tasks of each queue, the most urgent first.
 
-        `commit` is called before, to have the claim commit: one round trip, unless a transaction has begun.
+        `commit` is called before the statement and makes it commit: one round trip, unless a transaction has begun.
         """
         began = self._monotonic()
         if self.is_slow and began < self._front_at and rooms.keys() <= self._positions.keys():
@@ -82,7 +82,7 @@ class Claims(CommitHooks):
             commit()
         found = claims.claim(connection, rooms, now)
         took = self._monotonic() - began
-        self.is_slow = took >= _SLOW + _SLOW_QUEUE * len(rooms)
+        self.is_slow = took >= _SLOW_CLAIM + _SLOW_CLAIM_PER_QUEUE * len(rooms)
         self._front_at = began + took + _FRONT_PAUSE * took
         self._positions = {}
         if newest is not None:
@@ -92,21 +92,19 @@ class Claims(CommitHooks):
         return found
 
     def rolled_back(self) -> None:
-        """Forget the positions: the claims were rolled back."""
         self._positions = {}
 
     def _set_position(self, queue: str, room: int, newest: int, found: Sequence[Claimed]) -> None:
-        """After a claim from the front, which has seen everything up to the newest task."""
+        """Set the position after a claim from the front, which saw everything up to the newest task."""
         if len(found) < room:
             self._positions[queue] = ClaimPosition(found[-1].priority if found else 0, newest, emptied=True)
         else:
             self._positions[queue] = ClaimPosition(found[-1].priority, found[-1].seq, emptied=False)
 
     def _move_position(self, queue: str, room: int, found: Sequence[Claimed]) -> None:
-        """After a claim from behind the mark."""
         position = self._positions[queue]
         if len(found) < room and not position.emptied:
-            self._front_at = 0.0  # less urgent ones wait there, and slots are free
+            self._front_at = 0.0  # less urgent tasks wait in front, and slots are free
         if not found:
             return
         emptied = position.emptied and len(found) < room
@@ -115,33 +113,33 @@ class Claims(CommitHooks):
 
 
 _PART = "hand out tasks"
-"""The part of a tick that this is."""
+"""The name of this part of a tick."""
 _STORE = key_name(PAYLOAD_STORE)
-"""Announced by a worker that has a payload store."""
+"""The name that a worker with a payload store announces."""
 _UNKNOWN = "unknown"
 _queue, _kind, _options = attrgetter("queue"), attrgetter("queue", "name"), attrgetter("options")
 
 
 class LastClaim(NamedTuple):
-    """What the last claim says about the next."""
+    """The outcome of the last claim, as far as the next one depends on it."""
 
     had_room: bool = False
-    """It could have handed something out, had there been anything."""
+    """The claim could have dispatched a task if one had been ready."""
     has_drained: bool = False
-    """It had room in every queue, and has found less: nothing was ready that it has left."""
+    """The claim had room in every queue and left no ready task."""
     has_executions: bool = False
-    """It has found executions."""
+    """The claim found executions."""
     has_more: bool = False
-    """It has found as many of them as it wanted: there may be more."""
+    """The claim was filled with executions, so more may be ready."""
 
 
 @dataclass
 class _Claim:
-    """One claim, while it is decided where its tasks go."""
+    """The tasks of one claim that are put back."""
 
     tx: Transaction = field(repr=False)
     hold_for: float
-    """Seconds for which a task waits for a worker that can do it."""
+    """Seconds for which a task waits for a capable worker."""
     back: dict[bytes, Requeue] = field(default_factory=dict)
 
     def send(self, tasks: Iterable[Claimed]) -> None:
@@ -151,13 +149,13 @@ class _Claim:
         seconds = self.hold_for if delay is None else delay
         self.back.update((task.id, Requeue(task.id, task.attempt, seconds, hold=hold)) for task in tasks)
 
-    def left(self, tasks: list[Claimed]) -> list[Claimed]:
-        """Return the tasks without those that are put back."""
+    def remaining(self, tasks: list[Claimed]) -> list[Claimed]:
+        """Return the tasks that are not put back."""
         return [task for task in tasks if task.id not in self.back] if self.back else tasks
 
 
 class Dispatcher(CommitHooks):
-    """Claims what fits into the windows of queues, and decides where it goes."""
+    """Claims tasks up to the windows of their queues, and decides where to send them."""
 
     def __init__(
         self, fleet: Fleet, lanes: LaneService, batch: int, monotonic: Callable[[], float] = time.monotonic
@@ -169,21 +167,21 @@ class Dispatcher(CommitHooks):
         self.windows = Windows(fleet, lanes, batch, monotonic)
         fleet.capabilities.rates = self.windows.rates
         self._executing: set[str] = set()
-        """Queues whose last claim has found nothing but executions."""
+        """Queues whose last claim found only executions."""
         self.last = LastClaim()
 
     @property
     def is_slow(self) -> bool:
-        """Say whether the last claim from the front was slow."""
+        """Return whether the last claim from the front was slow."""
         return self._claims.is_slow
 
     @property
     def in_flight(self) -> int:
-        """How many tasks are dispatched or running."""
+        """The number of tasks dispatched or running."""
         return self.windows.outstanding.total()
 
     def recount(self, in_flight: Sequence[InFlight]) -> None:
-        """Start from what Postgres says is in flight."""
+        """Recount the tasks in flight from Postgres."""
         leaving = [task for task in in_flight if task.worker in self._fleet.leaving and task.status == "running"]
         self.windows.recount(map(_queue, in_flight), (task.queue for task in leaving if not task.is_execution))
         self._fleet.capabilities.recount(task.id for task in in_flight)
@@ -196,7 +194,7 @@ class Dispatcher(CommitHooks):
     # -- claiming
 
     def claim(self, tx: Transaction, unknown_timeout: float) -> None:
-        """Claim what fits each queue's window. What no live worker knows is held back until one does."""
+        """Claim tasks up to each queue's window. Hold tasks that no live worker knows until one does."""
         self.windows.refresh(tx)
         before, tx.budget.part = tx.budget.part, _PART
         self.last = self._claim(tx, unknown_timeout)
@@ -207,12 +205,12 @@ class Dispatcher(CommitHooks):
         capabilities = self._fleet.capabilities
         capabilities.grows = False
         ready = self._fleet.queues if self._claims.is_slow else self.windows.ready(tx)
-        rooms, slots = self.windows.rooms(tx, tx.budget.parts.most(_PART, self._batch), self._executing, ready)
+        rooms, slots = self.windows.rooms(tx, tx.budget.parts.row_limit(_PART, self._batch), self._executing, ready)
         if not rooms:
             is_idle = not ready and bool(self._fleet.queues)
             return LastClaim(is_idle, is_idle and not capabilities.holds and not self._lanes.is_shared)
-        if capabilities.mixed or tx.result.code.near:
-            capabilities.begin(tx.result.over())
+        if capabilities.mixed or tx.result.code.preferred_workers:
+            capabilities.begin(tx.result.ended_ids())
         if capabilities.holds:
             self._hold_crowds(tx, rooms, unknown_timeout)
         plain = {queue: room for queue, room in rooms.items() if not self._lanes.serves(queue)}
@@ -230,28 +228,28 @@ class Dispatcher(CommitHooks):
         if executions or self._executing:
             tasks = self._execute(claim, tasks, executions, slots)
         if max(sizes, default=0) >= SHORTEST:
-            tasks = self._readable(claim, tasks)
+            tasks = self._with_readable_input(claim, tasks)
         (self._place if capabilities.mixed else self._send_known)(claim, tasks)
         self._settle(claim, found)
-        asked = Counter(map(_queue, found)) if executions else {}
-        has_more = any(asked[queue] >= rooms.get(queue, 0) for queue in set(map(_queue, executions)))
+        claimed = Counter(map(_queue, found)) if executions else {}
+        has_more = any(claimed[queue] >= rooms.get(queue, 0) for queue in set(map(_queue, executions)))
         return LastClaim(True, has_drained and not claim.back, bool(executions), has_more)
 
     def _claim_plain(self, tx: Transaction, rooms: dict[str, int], *, commits: bool) -> list[Claimed]:
-        """Claim tasks. Those that this tick creates last are created as claimed, if none goes ahead of others so."""
+        """Claim tasks. If no earlier task would be overtaken, create the tick's latest tasks as claimed."""
         created = tx.created
         if created is None or not self.last.has_drained or created.queues - Counter(rooms):
             commit = tx.commit_with_next or channel(tx.connection).commit_with_next
             return self._claims.claim(tx.connection, rooms, tx.now, commit if commits else None)
         found, is_all = claims.create_claimed(tx.connection, created, rooms, tx.now, tx.commit_with_next)
         tx.result.tasks.foreseen += claims.successes_of(created, found)
-        left = Counter(rooms) - Counter(map(_queue, found))
-        return found if is_all or not left else found + self._claims.claim(tx.connection, left, tx.now)
+        remaining = Counter(rooms) - Counter(map(_queue, found))
+        return found if is_all or not remaining else found + self._claims.claim(tx.connection, remaining, tx.now)
 
     def _execute(
         self, claim: _Claim, tasks: list[Claimed], executions: Sequence[Claimed], slots: Mapping[str, int]
     ) -> list[Claimed]:
-        """Send executions out; return the tasks for slots, without those that have none."""
+        """Send executions. Return the other tasks that have a slot."""
         capabilities = self._fleet.capabilities
         back = place_executions(claim.tx, capabilities, executions, claim.hold_for)
         claim.back.update((row.id, row) for row in back)
@@ -259,23 +257,23 @@ class Dispatcher(CommitHooks):
         claim.put_back((task for task in tasks if task.id in excess), None, 0.0)
         self._executing |= set(map(_queue, executions))
         self._executing -= set(map(_queue, tasks))
-        return claim.left(tasks)
+        return claim.remaining(tasks)
 
-    def _readable(self, claim: _Claim, tasks: list[Claimed]) -> list[Claimed]:
-        """Return tasks without those whose arguments are stored where no worker of their queue can read them."""
+    def _with_readable_input(self, claim: _Claim, tasks: list[Claimed]) -> list[Claimed]:
+        """Return the tasks whose arguments a worker of their queue can read. Hold the rest for a payload store."""
         lacking = [task for task in tasks if _wants_store(task) and not self._fleet.knows(task.queue, _STORE)]
         if lacking:
             claim.put_back(lacking, hold_for_key(PAYLOAD_STORE))
             claim.tx.result.capacity.lacking.append(hold_for_key(PAYLOAD_STORE))
-        return claim.left(tasks)
+        return claim.remaining(tasks)
 
     def _send_known(self, claim: _Claim, tasks: list[Claimed]) -> None:
-        """Send what the workers know, where all of a queue know the same: of many tasks, one is asked about."""
+        """Send tasks of queues whose workers all know the same names. Tasks are checked by name, not one by one."""
         unknown = {kind for kind in set(map(_kind, tasks)) if not self._fleet.knows(*kind)}
         if unknown:
             self._hold_unknown(claim, [task for task in tasks if _kind(task) in unknown])
-        tasks = claim.left(tasks)
-        if near := claim.tx.result.code.near:
+        tasks = claim.remaining(tasks)
+        if near := claim.tx.result.code.preferred_workers:
             place_near = self._fleet.capabilities.place_near
             tasks = [
                 task._replace(to=near[task.id]) if task.id in near and place_near(task.queue, near[task.id]) else task
@@ -284,15 +282,15 @@ class Dispatcher(CommitHooks):
         claim.send(tasks)
 
     def _place(self, claim: _Claim, tasks: list[Claimed]) -> None:
-        """Send what only some workers know to one of them, and hold what finds no room; turns of code later."""
+        """Send a task that only some workers know to one of them; hold it if they are full. Turns are placed later."""
         capabilities = self._fleet.capabilities
         unknown: list[Claimed] = []
         for task in tasks:
             is_mixed = task.queue in capabilities.mixed
             kinds = capabilities.knowing(task.queue, task.name) if is_mixed else None
-            wanted = ""
+            requirement = ""
             if is_mixed and _wants_store(task) and (able := capabilities.knowing(task.queue, _STORE)):
-                kinds, wanted = able if kinds is None else able & kinds, _STORE
+                kinds, requirement = able if kinds is None else able & kinds, _STORE
             if not self._fleet.knows(task.queue, task.name) or kinds == frozenset():
                 unknown.append(task)
             elif kinds is None or task.is_turn_task:
@@ -300,14 +298,14 @@ class Dispatcher(CommitHooks):
             elif (worker := capabilities.place(task.queue, kinds)) is not None:
                 claim.send([task._replace(to=worker)])
             else:
-                held = CapacityHold(task.queue, task.name, wanted)
-                claim.put_back([task], held.hold)
-                claim.tx.result.capacity.holds[held] = capabilities.grows = True
+                hold = CapacityHold(task.queue, task.name, requirement)
+                claim.put_back([task], hold.hold)
+                claim.tx.result.capacity.holds[hold] = capabilities.grows = True
         if unknown:
             self._hold_unknown(claim, unknown)
 
     def _settle(self, claim: _Claim, found: Sequence[Claimed]) -> None:
-        """Write what is put back, and spend what the rates of queues allow."""
+        """Store the tasks that are put back, and spend the rates of queues."""
         tx = claim.tx
         if claim.back:
             transitions.requeue(tx.connection, list(claim.back.values()), tx.now)
@@ -323,21 +321,21 @@ class Dispatcher(CommitHooks):
         if keyed:
             unique.free(tx.connection, keyed, ended=False)
 
-    # -- holding back what stands before others
+    # -- hold tasks that block the front of a queue
 
     def _hold_crowds(self, tx: Transaction, rooms: Mapping[str, int], unknown_timeout: float) -> None:
-        """Take tasks for which there is no room from the front of their queues, so that others come to their turn."""
+        """Hold tasks without room at the front of their queues, so that the tasks behind them get their turn."""
         capabilities = self._fleet.capabilities
         full: list[tuple[str, str, str]] = []
-        for held in capabilities.holds:
-            is_of_tasks = not held.wanted or is_announced(held.wanted)
-            if is_of_tasks and held.queue in rooms and capabilities.room(held) == 0:
-                full.append((held.queue, held.name, held.hold))
+        for hold in capabilities.holds:
+            is_of_tasks = not hold.wanted or is_announced(hold.wanted)
+            if is_of_tasks and hold.queue in rooms and capabilities.room(hold) == 0:
+                full.append((hold.queue, hold.name, hold.hold))
         if full and waiting.keep_back(tx.connection, full, tx.now + timedelta(seconds=unknown_timeout), self._batch):
             capabilities.grows = True
 
     def _hold_unknown(self, claim: _Claim, unknown: Sequence[Claimed]) -> None:
-        """Hold tasks that no worker knows, and take more of them from the front of their queues."""
+        """Hold tasks that no worker knows, and others of their names at the front of their queues."""
         claim.put_back(unknown, _UNKNOWN)
         names = {(task.queue, task.name, _UNKNOWN) for task in unknown}
         until = claim.tx.now + timedelta(seconds=claim.hold_for)
@@ -347,46 +345,44 @@ class Dispatcher(CommitHooks):
     # -- between claims
 
     def due_in(self, now: datetime) -> float:
-        """Return how many seconds may pass before there may be more to claim; infinite if nothing is waited for."""
+        """Return the seconds until there may be more to claim; infinite if no rate is waited for."""
         return 0.0 if self._fleet.capabilities.grows or self.last.has_more else self.windows.due_in(now)
 
     def rolled_back(self) -> None:
-        """Nothing was claimed."""
         self.last = self.last._replace(has_drained=False)
         self._claims.rolled_back()
         self._lanes.rolled_back()
         self.windows.rolled_back()
 
     def committed(self, tick: TickResult) -> None:
-        """Move the counts, and remember where tasks were placed."""
         self._lanes.committed(tick)
         self.windows.committed(tick, map(_queue, tick.outgoing.claimed))
         self._remember_places(tick)
 
     def _remember_places(self, tick: TickResult) -> None:
         capabilities, capacity = self._fleet.capabilities, tick.capacity
-        for held, is_kept_back in capacity.holds.items():
-            (capabilities.holds.add if is_kept_back else capabilities.holds.discard)(held)
+        for hold, is_kept_back in capacity.holds.items():
+            (capabilities.holds.add if is_kept_back else capabilities.holds.discard)(hold)
         for worker, name in set(capacity.denied) if capacity.denied else ():
             capabilities.deny(worker, name)
         if capacity.lacking:
             capabilities.lacking.update(capacity.lacking)
         placed: dict[bytes, Placement] = {}
         executions: dict[bytes, tuple[str, str]] = {}
-        if capabilities.mixed or self.last.has_executions or tick.code.near:
+        if capabilities.mixed or self.last.has_executions or tick.code.preferred_workers:
             for task in tick.outgoing.claimed:
                 if task.to is not None and executor_of(task.options) is not None:
                     executions[task.id] = task.queue, task.to
                 elif task.to is not None and task.worker is None:
-                    wanted = (task.name, _STORE) if _wants_store(task) else (task.name,)
-                    placed[task.id] = Placement(task.to, task.queue, wanted)
+                    requirements = (task.name, _STORE) if _wants_store(task) else (task.name,)
+                    placed[task.id] = Placement(task.to, task.queue, requirements)
         if executions or capabilities.executions:
             capabilities.executions.committed(executions, landed(tick, capabilities))
-        capabilities.committed(placed, tick.over())
+        capabilities.committed(placed, tick.ended_ids())
 
 
 def _split(found: list[Claimed]) -> tuple[list[Claimed], list[Claimed]]:
-    """Return what workers run in their slots, and what executors do; as a rule, tasks share a few options."""
+    """Split tasks into those that need slots and executions. Usually tasks share a few options."""
     outside = {options for options in set(map(_options, found)) if executor_of(options) is not None}
     if not outside:
         return found, []
@@ -394,5 +390,5 @@ def _split(found: list[Claimed]) -> tuple[list[Claimed], list[Claimed]]:
 
 
 def _wants_store(task: Claimed) -> bool:
-    """Say whether a task has arguments in the payload store; of sealed arguments this is unknown."""
+    """Return whether a task has arguments in the payload store; False if they are sealed, when that is unknown."""
     return len(task.payload) >= SHORTEST and MARK in task.payload and not task.is_turn_task

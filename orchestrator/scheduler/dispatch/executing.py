@@ -1,4 +1,4 @@
-"""Dispatch executions to workers: each to one that has its executor, under a name that is stored before the start."""
+"""Dispatch executions, each to a worker with its executor. The name of the execution is stored before it starts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from orchestrator.store.tasks import details
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.transitions import Requeue
 
-_MACHINE_IS_AWAY = 1.0
-"""Seconds before an execution is looked at again whose machine has no worker at the moment."""
+_MACHINE_RETRY_DELAY = 1.0
+"""Seconds before retrying an execution whose machine has no live worker at the moment."""
 
 
 def place_executions(
     tx: Transaction, capabilities: Capabilities, tasks: Iterable[Claimed], unknown_timeout: float
 ) -> list[Requeue]:
-    """Send executions to workers with room; return those that are to wait."""
+    """Send executions to workers with room. Return those that must wait."""
     back: list[Requeue] = []
     notes: list[Noted] = []
     workers: dict[tuple[str, str], tuple[str, ...]] = {}
@@ -32,30 +32,30 @@ def place_executions(
     for task in tasks:
         call = executor_of(task.options)
         assert call is not None
-        able = workers.get((task.queue, call.means))
-        if able is None:
-            able = workers[task.queue, call.means] = tuple(capabilities.executing(task.queue, call.means))
-        if not able:
+        capable = workers.get((task.queue, call.means))
+        if capable is None:
+            capable = workers[task.queue, call.means] = tuple(capabilities.executing(task.queue, call.means))
+        if not capable:
             hold = hold_for_executor(wanted(call.means))
             back.append(Requeue(task.id, task.attempt, unknown_timeout, hold=hold))
             tx.result.capacity.lacking.append(hold)
             continue
         record, is_new = next_record(task.id, task.attempt, task.failures, task.details, now)
         host = record.host if call.ends is None else call.ends.host
-        if host and capabilities.executions.waits_for(host, able):
-            back.append(Requeue(task.id, task.attempt, _MACHINE_IS_AWAY))
+        if host and capabilities.executions.waits_for(host, capable):
+            back.append(Requeue(task.id, task.attempt, _MACHINE_RETRY_DELAY))
             continue
-        on_host = host and any(capabilities.executions.is_on(worker, host) for worker in able)
-        worker = capabilities.executions.place(able, host if on_host else "")
+        on_host = host and any(capabilities.executions.is_on(worker, host) for worker in capable)
+        worker = capabilities.executions.place(capable, host if on_host else "")
         if worker is None:
-            held = CapacityHold(task.queue, task.name, call.means)
-            back.append(Requeue(task.id, task.attempt, unknown_timeout, hold=held.hold))
-            tx.result.capacity.holds[held] = True
+            capacity_hold = CapacityHold(task.queue, task.name, call.means)
+            back.append(Requeue(task.id, task.attempt, unknown_timeout, hold=capacity_hold.hold))
+            tx.result.capacity.holds[capacity_hold] = True
             continue
-        kept = encode_record(record)
+        details_json = encode_record(record)
         if is_new:
-            notes.append(Noted(task.id, task.attempt, kept))
-        tx.result.outgoing.claimed.append(task._replace(to=worker, details=kept, alone=False))
+            notes.append(Noted(task.id, task.attempt, details_json))
+        tx.result.outgoing.claimed.append(task._replace(to=worker, details=details_json, alone=False))
     if notes:
         details.save(tx.connection, notes)
     tx.result.wake.delayed |= any(row.hold is None for row in back)
@@ -77,7 +77,7 @@ def landed(tick: TickResult, capabilities: Capabilities) -> list[bytes]:
 
 
 def over_room(tasks: Sequence[Claimed], rooms: Mapping[str, int]) -> set[bytes]:
-    """Return the tasks, of those that need slots, for which their queues have none."""
+    """Return the tasks in excess of the free slots of their queues."""
     taken: Counter[str] = Counter()
     excess: set[bytes] = set()
     for task in tasks:

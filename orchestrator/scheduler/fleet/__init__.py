@@ -1,1 +1,1 @@
-"""The fleet: which workers live, what they know, what was lost."""
+"""The fleet: which workers are live, which tasks they know, and which attempts were lost."""

@@ -1,8 +1,8 @@
-"""Which worker watches which execution, and which have room for more.
+"""Which worker watches which execution, and which workers have room for more.
 
-Executions need no slots of tasks. Each is sent to one worker, into its own stream, up to the worker's limit. An
-execution that only workers of its machine can watch goes to one of those; if none of them lives, it waits for a while,
-because a restarted worker would find it.
+Executions need no task slots. Each is sent to the private stream of one worker, up to the worker's limit. An execution
+that only workers of its machine can watch goes to one of those. If none lives, it waits: a restarted worker would find
+it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from heapq import heapify, heappop, heapreplace
 
 from orchestrator.transport.codec import Heartbeat
 
-_MACHINE_IS_BACK = 60.0
-"""Seconds, in which workers could be heard, after which the machine of a silent worker is given up."""
+_MACHINE_TIMEOUT = 60.0
+"""Seconds, of time in which workers could be heard, after which the machine of a silent worker is given up."""
 
 
 class Executions:
-    """The executions sent to each worker, and the room that each has."""
+    """The executions sent to each worker, and the worker's remaining room."""
 
     def __init__(self) -> None:
         self._limits: dict[str, int] = {}
@@ -27,14 +27,14 @@ class Executions:
         """When a worker of each machine was last heard."""
         self._now = 0.0
         self._began = 0.0
-        """When the first heartbeat was read: machines that a new leader has not heard of yet may be live."""
+        """When the first heartbeat was read. Machines that a new leader has not heard from yet may be live."""
         self._watched: dict[bytes, tuple[str, str]] = {}
-        """By execution in flight, its queue and the worker that it was sent to."""
+        """The queue and worker of each execution in flight."""
         self._load: Counter[str] = Counter()
         self.outstanding: Counter[str] = Counter()
-        """By queue, how many are in flight."""
+        """The number of executions in flight, by queue."""
         self._placing: Counter[str] = Counter()
-        self._lines: dict[tuple[str, ...], list[tuple[int, str]]] = {}
+        self._heaps: dict[tuple[str, ...], list[tuple[int, str]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._watched)
@@ -42,7 +42,7 @@ class Executions:
     # -- the fleet
 
     def heard(self, beat: Heartbeat, now: float) -> None:
-        """Take in a worker that takes tasks."""
+        """Record the heartbeat of a worker that takes tasks."""
         self._began = self._began or now
         self._now = now
         self._limits[beat.worker] = beat.executions
@@ -50,50 +50,50 @@ class Executions:
         self._seen[beat.host] = now
 
     def keep(self, members: Collection[str]) -> None:
-        """Forget all workers but these."""
+        """Forget all other workers."""
         if len(self._limits) > len(members):
             self._limits = {worker: limit for worker, limit in self._limits.items() if worker in members}
             self._hosts = {worker: host for worker, host in self._hosts.items() if worker in members}
-        self._seen = {host: at for host, at in self._seen.items() if self._now - at < _MACHINE_IS_BACK}
+        self._seen = {host: at for host, at in self._seen.items() if self._now - at < _MACHINE_TIMEOUT}
 
     # -- places
 
     def room(self, workers: Iterable[str]) -> int:
-        """Return how many executions these workers can still be given."""
+        """Return how many more executions these workers can take."""
         return sum(max(0, self._free(worker)) for worker in workers)
 
     def begin(self) -> None:
         self._placing.clear()
-        self._lines = {}
+        self._heaps = {}
 
     def place(self, workers: Sequence[str], host: str = "") -> str | None:
-        """Return the one of these workers that has most room, and count the execution; None if all are full."""
-        some = tuple(worker for worker in workers if self._hosts.get(worker) == host) if host else tuple(workers)
-        line = self._lines.get(some)
-        if line is None:
-            line = self._lines[some] = [(-self._free(worker), worker) for worker in some]
-            heapify(line)
-        while line:
-            believed, worker = line[0]
+        """Return the worker with the most room, and count the execution; None if all are full."""
+        candidates = tuple(worker for worker in workers if self._hosts.get(worker) == host) if host else tuple(workers)
+        heap = self._heaps.get(candidates)
+        if heap is None:
+            heap = self._heaps[candidates] = [(-self._free(worker), worker) for worker in candidates]
+            heapify(heap)
+        while heap:
+            cached, worker = heap[0]
             free = self._free(worker) - self._placing[worker]
             if free <= 0:
-                heappop(line)
-            elif believed != -free:
-                heapreplace(line, (-free, worker))
+                heappop(heap)
+            elif cached != -free:
+                heapreplace(heap, (-free, worker))
             else:
                 self._placing[worker] += 1
                 return worker
         return None
 
     def is_on(self, worker: str, host: str) -> bool:
-        """Say whether a worker is on a machine."""
+        """Return whether a worker runs on a machine."""
         return self._hosts.get(worker) == host
 
     def waits_for(self, host: str, workers: Iterable[str]) -> bool:
-        """Say whether an execution on that machine waits until a worker comes back there."""
+        """Return whether an execution should wait until a worker reappears on its machine."""
         if any(self._hosts.get(worker) == host for worker in workers):
             return False
-        return self._now - self._seen.get(host, self._began) < _MACHINE_IS_BACK
+        return self._now - self._seen.get(host, self._began) < _MACHINE_TIMEOUT
 
     def _free(self, worker: str) -> int:
         return self._limits.get(worker, 0) - self._load[worker]
@@ -102,15 +102,15 @@ class Executions:
 
     def watcher(self, task: bytes) -> str | None:
         """Return the worker that an execution was sent to."""
-        found = self._watched.get(task)
-        return None if found is None else found[1]
+        watched = self._watched.get(task)
+        return None if watched is None else watched[1]
 
     def among(self, tasks: Iterable[bytes]) -> Counter[str]:
-        """Return, by queue, how many of these tasks are executions in flight."""
+        """Count by queue how many of these tasks are executions in flight."""
         return Counter(self._watched[task][0] for task in tasks if task in self._watched)
 
     def committed(self, placed: Mapping[bytes, tuple[str, str]], over: Iterable[bytes]) -> None:
-        """Remember what was placed, by queue and worker, and forget what is no longer in flight."""
+        """Remember placed executions, and forget those that are no longer in flight."""
         for task in over:
             self._drop(task)
         for task, (queue, worker) in placed.items():
@@ -120,13 +120,13 @@ class Executions:
             self.outstanding[queue] += 1
 
     def _drop(self, task: bytes) -> None:
-        found = self._watched.pop(task, None)
-        if found is not None:
-            self._load[found[1]] -= 1
-            self.outstanding[found[0]] -= 1
+        watched = self._watched.pop(task, None)
+        if watched is not None:
+            self._load[watched[1]] -= 1
+            self.outstanding[watched[0]] -= 1
 
     def recount(self, in_flight: Mapping[bytes, tuple[str, str | None]]) -> None:
-        """Start from what Postgres says is in flight: the queue of each, and the worker that has started it, if any."""
+        """Recount the executions in flight from Postgres, with their queues and the workers that started them."""
         self._watched = {
             task: (queue, worker or self.watcher(task) or "") for task, (queue, worker) in in_flight.items()
         }

@@ -1,15 +1,14 @@
-"""Generations: how long the streams of one Redis server can be trusted.
+"""Generations: the lifetimes of the streams in Redis.
 
-Redis may restart without its data, or with old data. The leader notices: the server has restarted, or it no longer
-remembers how far events were applied. Then a new generation begins, under new names, and workers send again what the
-leader has not confirmed. Until then no process reads or writes the old streams on such a server
-(`transport/connection.py`): ids of entries are compared, to know what was applied, and mean nothing across a
-restart.
+Redis may restart without its data, or with old data. The leader notices when the server has restarted or no longer
+knows the position up to which events were applied. It then begins a new generation, with new names of streams, and
+workers resend every unconfirmed report. Until then no process uses the old streams on such a server
+(`transport/connection.py`): entry ids show which events were applied, and mean nothing across a restart.
 
-Postgres, too, may come back without its last commits: a backup was restored, or a standby took over that had not
-received them. Then Redis remembers more than Postgres, and workers hold attempts that Postgres does not know. A new
-generation begins, and attempts are numbered from far above, so that no old attempt is taken for a new one. Its name
-says why it began, and workers send again what was applied lately (`workers/reporting/kept.py`).
+Postgres may lose its last commits too: a backup was restored, or a standby took over that had not received them. Redis
+then knows more than Postgres, and workers hold attempts that Postgres does not know. A new generation begins, and
+attempts are numbered from far above, so that no old attempt is mistaken for a new one. The generation's name carries
+the reason, and workers resend recently applied reports (`workers/reporting/kept.py`).
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from orchestrator.transport.leader.terms import Deposed, ServerState
 
 log = get_logger("scheduler")
 
-_LEAP = 1_000_000
-"""Numbers of attempts to skip, at least, when it is unknown which were used: far more than any task has had. It is
-random, for the same backup may be restored twice."""
+_FENCE_STEP = 1_000_000
+"""Attempt numbers to skip, at least, when the used ones are unknown: far more than any task has had. The number is
+random because the same backup may be restored twice."""
 
 
 class Generations:
-    """The generation of this term: how far its events are applied, and how far that is confirmed to workers.
+    """The generation of this term: the position up to which events are applied, and the position confirmed to workers.
 
-    `apply` commits what a read brought, with the cursor behind it, and returns what ended.
+    `apply` commits the events of a read together with the cursor behind them, and returns what ended.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class Generations:
         self._batch = batch
         self._apply = apply
         self._serial = 0
-        self._tidy = False
+        self._is_tidy = False
         self._has_lost_commits = False
         self.cursor = leadership.cursor() or Cursor("", "0-0", "")
         self.confirmed = "0-0"
@@ -59,12 +58,12 @@ class Generations:
         """The generation began because Postgres had lost commits."""
 
     def claim_term(self, monotonic: float) -> None:
-        """Have pushes of this term accepted. Terms come from Postgres; a later one in Redis may be none of its own."""
+        """Make Redis accept writes of this term. Postgres issues terms; a later one in Redis may be foreign."""
         term, database = self._leadership.term, self._leadership.identity()
         try:
             is_new = self._streams.terms.claim(term, database)
         except Deposed:
-            with self._leadership.writing(monotonic):  # which says so if there is a later term
+            with self._leadership.writing(monotonic):  # raises TermOver if Postgres has a later term
                 log.error(
                     "redis.foreign_term term=%d: Redis holds a later term, which Postgres never issued. The database "
                     "is new or restored, or another system uses this Redis. Give each system its own Redis database.",
@@ -76,7 +75,7 @@ class Generations:
             self.postgres_has_lost_commits()
 
     def keep(self, monotonic: float) -> bool:
-        """Begin a new generation if Redis has lost anything since the last look; say whether one has begun."""
+        """Begin a new generation if Redis has lost data since the last check. Return whether one began."""
         cursor = self.cursor
         state = self._streams.terms.state(cursor.generation, cursor.position)
         if cursor.generation and (state.is_ahead(cursor.generation, cursor.position) or not self._has(state)):
@@ -84,7 +83,7 @@ class Generations:
         same = state.generation == cursor.generation and state.server == cursor.server
         if same and not self._has_lost_commits and state.usable and state.reached(self.confirmed):
             if cursor.position != "0-0" and state.applied != Applied(cursor.generation, cursor.position):
-                # Workers have no confirmation: a crash or an outage came between the commit and it.
+                # Workers lack the confirmation: a crash or an outage came between it and the commit.
                 self._streams.publish(cursor.generation, self._leadership.term, {}, cursor.position)
                 self.confirmed = cursor.position
             self._remove_old_streams()
@@ -96,13 +95,13 @@ class Generations:
         return True
 
     def postgres_has_lost_commits(self) -> None:
-        """Have the next look begin another generation, in which no number of an attempt is used again."""
-        self._has_lost_commits = bool(self.cursor.generation)  # else it is a new database, and has nothing to lose
+        """Make the next check begin a generation that reuses no attempt number."""
+        self._has_lost_commits = bool(self.cursor.generation)  # otherwise the database is new, and has nothing to lose
 
     def _has(self, state: ServerState) -> bool:
-        """Say whether another life of Postgres has the last commit that Redis shows, and so all before it.
+        """Return whether a restored or replaced Postgres has the last commit that Redis knows, and so all earlier ones.
 
-        Events that were applied further have been looked for by now; here it is about a commit that only claimed tasks.
+        The applied position has been compared before; this concerns a commit that only claimed tasks.
         """
         if state.same_database:
             return True
@@ -114,11 +113,11 @@ class Generations:
         return True
 
     def give_up(self) -> None:
-        """Have the next look begin another generation, under other names."""
+        """Make the next check begin a new generation."""
         self.cursor = self.cursor._replace(server="")
 
     def _begin(self, server: str, monotonic: float, *, is_whole: bool) -> None:
-        self._streams.fleet.write_canary()  # no use to begin anything where nothing can be written
+        self._streams.fleet.write_canary()  # raises if Redis refuses writes
         self._serial += 1
         is_first, rewound = not self.cursor.generation, self._has_lost_commits
         token = secrets.token_hex(4)
@@ -130,7 +129,7 @@ class Generations:
             writing.cursor = self.cursor
             affected = 0 if is_whole else len(waiting.in_flight(writing.connection))
             if rewound:
-                self._leadership.raise_fence(writing, _LEAP + secrets.randbelow(_LEAP))
+                self._leadership.raise_fence(writing, _FENCE_STEP + secrets.randbelow(_FENCE_STEP))
         if rewound:
             log.error(
                 "postgres.commits_lost generation=%s: Redis knows of commits that Postgres does not have. A backup was "
@@ -147,21 +146,20 @@ class Generations:
             log.info("redis.generation_began generation=%s%s", generation, "" if is_first else ": Redis restarted")
         self._has_lost_commits = False
         self.is_rewound = rewound
-        self._tidy = False
+        self._is_tidy = False
         self._streams.terms.begin(self._leadership.term, generation, server)
         self._remove_old_streams()
 
     def _remove_old_streams(self) -> None:
-        """Remove what earlier generations left, once: the leader that began this one may not have done it."""
-        if not self._tidy:
+        """Remove the streams of earlier generations, once, in case the leader that began this one did not."""
+        if not self._is_tidy:
             self._streams.terms.remove_older(self.cursor.generation, later=self.is_rewound)
-            self._tidy = True
+            self._is_tidy = True
 
     def _drain(self, generation: str) -> None:
-        """Apply what still stands in the old generation's stream; its workers may be gone and cannot send it again.
+        """Apply the events left in the old generation's stream: their workers may be gone, and unable to resend them.
 
-        After commits were lost, the cursor stays where it is until the next generation begins: that Redis is ahead of
-        it is how another leader would notice.
+        After lost commits, the cursor stays unchanged until the next generation, so that another leader notices.
         """
         position = self.cursor.position
         while True:
@@ -172,6 +170,6 @@ class Generations:
             cursor = self.cursor if self._has_lost_commits else self.cursor._replace(position=position)
             ended = self._apply(inbound, cursor)
             self.cursor = cursor
-            # Some entries may have been lost with the old server, and other reports may stand in their place: nobody
-            # is told that those are applied. They are sent again, and ignored.
+            # Some entries may have been lost with the old server, and other reports may have their ids. So nothing is
+            # confirmed here: workers resend those reports, which are then ignored.
             self._streams.publish_ended(ended)

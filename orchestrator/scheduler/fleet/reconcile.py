@@ -1,28 +1,27 @@
-"""Find what was lost on the way: messages that are gone, and attempts whose worker has died.
+"""Find lost messages, and attempts whose workers have died.
 
-Every in-flight task is somewhere: held by a live worker, or in a stream that nobody has read yet, or on its way
-back in the events. What is nowhere was lost. The order of looking matters: first the heartbeats and the streams
-(`suspects`), then all events up to the end, and only then the judgement, which the guards of the transitions
-make harmless for everything that moved in between.
+Every task in flight is held by a live worker, or in a stream that nobody has read yet, or on its way back in the
+events. Otherwise it was lost. The order matters: first the heartbeats and streams (`suspects`), then all events to the
+end, and only then the verdict. The guards of the transitions make it harmless for attempts that moved in between.
 
     held by a live worker                   leave it alone, however long it runs
-    message not received by anyone          leave it alone: a backlog is not a loss; unless its task has expired
-    message to one worker that does not
-      receive it, for two seconds           it is busy or gone: take the message back, free; a task only if it can
-                                            be made sure that the worker does not receive it after all, and if
-                                            others that know it have free slots, or the worker is gone
-    message received by a live worker that
-      does not list it, for a whole TTL     the answer to its read was lost: take the message back, free
-    message received by a dead worker       a loss: dispatched again, alone
-    no message, running on a dead worker    a loss: dispatched again, alone
-    no message, nobody has it, for a
-      whole TTL                             the message was lost: dispatched again, free
+    message not received by any worker      leave it alone, unless its task has expired: a backlog is not a loss
+    message to one worker, not received
+      for two seconds                       the worker is busy or gone: return the task at no cost. A task other than
+                                            a turn is returned only if the worker can be kept from receiving it, and
+                                            if the worker is gone or another one that knows the task has a free slot
+    message received by a live worker,
+      not listed for a whole TTL            the answer to the worker's read was lost: return it at no cost
+    message received by a dead worker       a loss: dispatch again, alone
+    no message, running on a dead worker    a loss: dispatch again, alone
+    no message and no holder for a
+      whole TTL                             the message was lost: return it at no cost
 
-A heartbeat may be older than the message that its worker has just received. After a whole TTL none that is still to be
-seen can be; two looks, which can follow each other within moments, would prove nothing.
+A heartbeat may be older than the message that its worker has just received. After a whole TTL no such heartbeat can
+arrive anymore; two checks within moments would prove nothing.
 
-A worker that died, and whose parent said so, leaves messages behind of which nothing is in flight any more. Nobody
-suspects anything then, so now and then all queues are swept.
+A worker reported dead by its parent leaves messages of attempts no longer in flight. Those raise no suspicion, so all
+queues are swept from time to time.
 """
 
 from __future__ import annotations
@@ -51,30 +50,30 @@ from orchestrator.transport.leader.queues import Message, Queues
 from orchestrator.transport.leader.streams import LeaderStreams
 
 _MINIMUM_AGE = 1.0
-"""Seconds since the dispatch before anyone asks: a fast queue is never read through."""
+"""Seconds since the dispatch before a task is suspected, so that the streams of a fast queue are never read."""
 _UNRECEIVED_AFTER = 2.0
-"""Seconds that the worker with a workflow in memory has to receive a message, before any worker may have it."""
+"""Seconds that the worker with a workflow in memory has to receive a message before any worker may take it."""
 
 
 @dataclass
 class Suspicion:
-    """Suspects, before the events were read to their end."""
+    """The suspected attempts of a fleet check, not yet compared with the latest events."""
 
-    looked: bool = True
-    """The tasks in flight were read. If not, what was missing before may still be."""
+    has_read_tasks: bool = True
+    """The tasks in flight were read. Otherwise, earlier suspicions still stand."""
     tasks: list[InFlight] = field(default_factory=list)
     where: dict[tuple[bytes, int], tuple[str, Message]] = field(default_factory=dict)
-    """For attempts that still have a message: queue and message."""
+    """Queue and message of each suspected attempt that has one."""
     names: dict[tuple[bytes, int], str] = field(default_factory=dict)
-    """For the same: what they call."""
+    """The task name in each of those messages."""
     taken_back: set[tuple[str, str]] = field(default_factory=set)
-    """Queues and messages that were sent to one worker, and that will not be received any more."""
+    """Queues and messages that were sent to one worker, which will not receive them anymore."""
     stale: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    """By queue, messages of attempts that are no longer in flight."""
+    """Messages of attempts that are no longer in flight, by queue."""
 
 
 class Reconciler:
-    """Judges what is lost; remembers only since when it has missed something."""
+    """Decides which attempts are lost. Between checks it remembers only when each attempt was first missing."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -82,15 +81,15 @@ class Reconciler:
 
     @property
     def is_waiting(self) -> bool:
-        """Say whether something is missing that is lost if no worker lists it within a TTL."""
+        """Return whether an attempt is missing that will be lost unless a worker lists it within a TTL."""
         return bool(self._missing_since)
 
     def suspects(
         self, queues: Queues, generation: str, in_flight: Sequence[InFlight], sweep: Iterable[str] = ()
     ) -> Suspicion:
-        """Return the in-flight tasks that no live worker lists, and where their messages stand.
+        """Return the tasks in flight that no live worker lists, and their messages.
 
-        Messages that belong to nothing in flight are looked for in the queues of such tasks, and in those to `sweep`.
+        Messages of attempts not in flight are searched in the queues of these tasks, and in the queues to `sweep`.
         """
         held = self._fleet.held()
         suspicion = Suspicion(
@@ -102,7 +101,7 @@ class Reconciler:
                 try:
                     names = {(task.id, task.attempt): task.name for task in decode_dispatches(message.body)}
                 except Malformed:
-                    continue  # the worker that reads it sets it aside
+                    continue  # the worker that reads the message quarantines it
                 for attempt in names:
                     suspicion.where[attempt] = (queue, message)
                 suspicion.names.update(names)
@@ -112,9 +111,9 @@ class Reconciler:
         return suspicion
 
     def _private(self, tasks: Sequence[InFlight]) -> set[str]:
-        """Return the streams of single workers in which messages of these tasks may stand.
+        """Return the private streams that may have messages of these tasks.
 
-        Where a task is about to be given up for lost, they are those of all workers: another leader may have placed it.
+        If a task is about to be declared lost, return those of all workers: an earlier leader may have placed it.
         """
         placed = {worker for task in tasks if (worker := self._fleet.capabilities.holder(task.id)) is not None}
         homes = {task.worker for task in tasks if task.is_turn_task and task.worker}
@@ -124,7 +123,7 @@ class Reconciler:
         return {private_queue(worker) for worker in placed | homes}
 
     def _take_back(self, queues: Queues, generation: str, suspicion: Suspicion) -> None:
-        """Take messages of tasks back from workers that do not receive them, if it is not too late for that."""
+        """Take messages back from workers that have not received them, where that is still possible."""
         entries: dict[str, set[str]] = defaultdict(set)
         for task in suspicion.tasks:
             queue, message = suspicion.where.get((task.id, task.attempt), ("", None))
@@ -141,8 +140,8 @@ class Reconciler:
             suspicion.taken_back.update((queue, entry) for entry in taken)
 
     def judge(self, suspicion: Suspicion) -> tuple[list[Reported], dict[str, list[str]]]:
-        """Return what is to be reported of lost attempts, and the messages to withdraw, by queue."""
-        if not suspicion.looked:
+        """Return the reports of lost and returned attempts, and the messages to withdraw, by queue."""
+        if not suspicion.has_read_tasks:
             return [], {}
         fleet = self._fleet
         reports: list[Reported] = []
@@ -168,8 +167,10 @@ class Reconciler:
                 missing[attempt] = self._missing_since.get(attempt, fleet.fair_time)
                 if fleet.in_grace or fleet.fair_time - missing[attempt] < fleet.ttl:
                     continue
-                gone = Returned(task.id, task.attempt, "message lost", begun=message is None)  # Redis may have lost it
-                reports.append(("reconcile", owner or "nobody", gone))
+                returned = Returned(
+                    task.id, task.attempt, "message lost", begun=message is None
+                )  # Redis may have lost it
+                reports.append(("reconcile", owner or "nobody", returned))
             if message is not None:
                 withdraw[queue].append(message.entry)
         self._missing_since = missing
@@ -178,28 +179,28 @@ class Reconciler:
         return reports, {queue: sorted(set(entries)) for queue, entries in withdraw.items()}
 
 
-# -- the leader's look at Redis and the fleet, about once a second
+# -- the periodic check of Redis and the fleet, about once a second
 
-_SWEEP_EVERY = 10.0
-"""Seconds between two looks for messages that belong to nothing."""
-_MOST_SWEPT = 1_000
-"""Queues of one such look; the next one goes on with those behind them."""
-_COUNT_PAUSE = 20.0
-"""Between two looks at what is in flight, so many times as long as one takes: where a transaction of others keeps dead
-rows in the index, it takes long, and must not take all the time."""
-_LONGEST_PAUSE = 30.0
-"""Seconds after which there is another look all the same: the last one may have taken long because the machine was
-busy. When Redis has lost its data, or something is missing, there is one earlier."""
+_SWEEP_INTERVAL = 10.0
+"""Seconds between two sweeps for messages of attempts not in flight."""
+_MAX_SWEPT = 1_000
+"""Queues in one sweep. The next one continues behind them."""
+_PAUSE_FACTOR = 20.0
+"""The pause between two reads of the tasks in flight, as a multiple of a read's duration. An open transaction makes
+reads slow by keeping dead rows in the index."""
+_MAX_PAUSE = 30.0
+"""Seconds between two reads of the tasks in flight, at most: the machine may only have been busy. After a loss of
+data in Redis, or with attempts missing, they are read earlier."""
 
 
 def pause_after(took: float) -> float:
-    """Return in how many seconds what is in flight is counted again, after that took so long."""
-    return min(_COUNT_PAUSE * took, _LONGEST_PAUSE)
+    """Return the seconds until the next read of the tasks in flight, given the duration of the last."""
+    return min(_PAUSE_FACTOR * took, _MAX_PAUSE)
 
 
 @dataclass
 class FleetCheck:
-    """Finds what Redis has lost, which workers live, and which tasks seem to be nowhere."""
+    """Checks what Redis has lost, which workers are live, and which tasks seem lost."""
 
     streams: LeaderStreams
     leadership: Leadership
@@ -212,21 +213,21 @@ class FleetCheck:
     reconciler: Reconciler
     monotonic: Callable[[], float]
     _sweep_at: float = 0.0
-    _swept_to: str = ""
+    _last_swept: str = ""
     _count_at: float = 0.0
     _counted_at: float = 0.0
 
     def run(self) -> Suspicion:
-        """Look at Redis and the fleet, and note which in-flight tasks seem to be nowhere."""
-        suspicion = Suspicion(looked=False)
+        """Check Redis and the fleet. Return the suspected attempts."""
+        suspicion = Suspicion(has_read_tasks=False)
         try:
             if self.generations.keep(self.monotonic()):
                 self.fleet.grace()
                 self._count_at = 0.0
                 if self.generations.is_rewound:
-                    self.watch.doubt_all()
+                    self.watch.check_all_attempts()
             self.watch.read_heartbeats()
-            self.link.changes.look(self.streams.fleet.is_watched, self.fleet.beats.values())
+            self.link.changes.observe(self.streams.fleet.is_watched, self.fleet.beats.values())
             if self._is_count_due():
                 suspicion = self._suspects()
             self.link.worked()
@@ -235,7 +236,7 @@ class FleetCheck:
         return suspicion
 
     def _is_count_due(self) -> bool:
-        """Say whether to look at what is in flight; what was missing at the last look can be judged after a TTL."""
+        """Return whether to read the tasks in flight. Missing attempts can be judged after a TTL."""
         at = min(self._count_at, self._counted_at + self.fleet.ttl) if self.reconciler.is_waiting else self._count_at
         return self.monotonic() >= at
 
@@ -248,18 +249,18 @@ class FleetCheck:
         self._counted_at = began
         self._count_at = began + pause_after(self.monotonic() - began)
         self.dispatcher.recount(in_flight)
-        self.watch.ask_back(in_flight)
+        self.watch.order_returns(in_flight)
         held = self.paging.held
-        away = [task for task in in_flight if (task.id, task.attempt) not in held]
-        return self.reconciler.suspects(self.streams.queues, self.generations.cursor.generation, away, sweep)
+        unpaged = [task for task in in_flight if (task.id, task.attempt) not in held]
+        return self.reconciler.suspects(self.streams.queues, self.generations.cursor.generation, unpaged, sweep)
 
     def _sweep(self) -> list[str]:
-        """Now and then, forget workers that are gone; return queues in which they may have left messages, by turns."""
+        """Sometimes forget dead workers. Return the queues to sweep for their messages, in rotation."""
         if self.monotonic() < self._sweep_at:
             return []
-        self._sweep_at = self.monotonic() + _SWEEP_EVERY
-        every = sorted(self.fleet.queues)
-        begin = bisect_right(every, self._swept_to)
-        queues = every[begin : begin + _MOST_SWEPT]
-        self._swept_to = queues[-1] if len(queues) == _MOST_SWEPT else ""
+        self._sweep_at = self.monotonic() + _SWEEP_INTERVAL
+        all_queues = sorted(self.fleet.queues)
+        begin = bisect_right(all_queues, self._last_swept)
+        queues = all_queues[begin : begin + _MAX_SWEPT]
+        self._last_swept = queues[-1] if len(queues) == _MAX_SWEPT else ""
         return self.streams.fleet.forget_gone(self.generations.cursor.generation, queues)

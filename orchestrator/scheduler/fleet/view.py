@@ -1,8 +1,8 @@
-"""The fleet as the leader sees it: which workers live, what they can run, and what they hold.
+"""The leader's view of the fleet: which workers are live, which tasks they can run, and which attempts they hold.
 
-A worker's silence counts only between two successful looks, and a look begins with a write of the leader's own: while
-Redis is away or refuses writes, no heartbeat can arrive, and no worker is blamed. A leader that has just taken over, or
-seen Redis lose its data, gives every worker a full TTL.
+A worker's silence counts only between two successful checks, each of which begins with a write by the leader. While
+Redis is down or refuses writes, no heartbeat can arrive, and no worker is blamed. A new leader, or one that has seen
+Redis lose its data, gives every worker a full TTL.
 
 Heartbeats are numbered. A heartbeat that does not change is silence, whatever its age by Redis's clock.
 """
@@ -21,13 +21,13 @@ ReadNames = Callable[[str], "list[str] | None"]
 
 
 class Fleet:
-    """Heartbeats, folded into what dispatch and recovery ask."""
+    """Live workers and their abilities, from their heartbeats."""
 
     def __init__(self, ttl: float) -> None:
         self.ttl = ttl
         self.fair_time = 0.0
         """Seconds in which workers could have been heard."""
-        self._last_look: float | None = None
+        self._last_check: float | None = None
         self._grace_until = ttl
         self._seen: dict[str, float] = {}
         self._numbers: dict[str, int] = {}
@@ -35,18 +35,18 @@ class Fleet:
         self.beats: dict[str, Heartbeat] = {}
         self.capabilities = Capabilities()
         self.leaving: frozenset[str] = frozenset()
-        """Workers that drain: they end what they run, and have no slots for more."""
-        self._shape: list[object] = []
-        """What slots and known names were indexed from: workers may have very many queues, and seldom others."""
+        """Draining workers: they finish their tasks and have no slots for more."""
+        self._indexed_shape: list[object] = []
+        """The inputs of the index of slots and names. Indexing is costly with many queues, and they seldom change."""
         self._slots: dict[str, int] = {}
         self._processes: Counter[str] = Counter()
         self._known: dict[str, frozenset[str]] = {}
 
     def observe(self, beats: Sequence[Heartbeat], monotonic: float, names: ReadNames) -> None:
-        """Take in the heartbeats of a successful look at this time of the leader's own clock."""
-        if self._last_look is not None:
-            self.fair_time += min(monotonic - self._last_look, self.ttl / 2)
-        self._last_look = monotonic
+        """Record the heartbeats of a successful check, at a time of the leader's monotonic clock."""
+        if self._last_check is not None:
+            self.fair_time += min(monotonic - self._last_check, self.ttl / 2)
+        self._last_check = monotonic
         for beat in beats:
             if beat.number == 0 or beat.number != self._numbers.get(beat.worker):
                 self._seen[beat.worker] = self.fair_time
@@ -59,34 +59,34 @@ class Fleet:
         self._index()
 
     def interrupted(self) -> None:
-        """Redis was away: the time until the next look does not count."""
-        self._last_look = None
+        """Ignore the time until the next check, because Redis was down."""
+        self._last_check = None
 
     def grace(self) -> None:
-        """Give everyone a full TTL to be heard before anything is judged lost."""
+        """Give every worker a full TTL before any attempt is declared lost."""
         self._grace_until = self.fair_time + self.ttl
 
     @property
     def is_in_view(self) -> bool:
-        """Say whether the last look succeeded."""
-        return self._last_look is not None
+        """Return whether the last check succeeded."""
+        return self._last_check is not None
 
     @property
     def in_grace(self) -> bool:
         return self.fair_time < self._grace_until
 
     def is_dead(self, worker: str) -> bool:
-        """Say whether a worker has been silent for longer than its TTL, counted fairly."""
+        """Return whether a worker has been silent for a TTL of `fair_time`."""
         if worker in self.beats:
             return False
         return self.fair_time - self._seen.setdefault(worker, self.fair_time) >= self.ttl and not self.in_grace
 
     def silence(self, worker: str) -> float:
-        """Return the seconds since a worker was last heard, counted fairly."""
+        """Return the seconds of `fair_time` since a worker was last heard."""
         return self.fair_time - self._seen.get(worker, self.fair_time)
 
     def forget_dead(self) -> list[str]:
-        """Return the workers that have been dead for a while, and drop what is remembered of them."""
+        """Forget workers that have been dead for a while. Return them."""
         gone = [
             worker
             for worker, seen in self._seen.items()
@@ -98,10 +98,10 @@ class Fleet:
         return gone
 
     def held(self) -> set[tuple[bytes, int]]:
-        """Return every attempt that a live worker has, or has finished without knowing that it was applied."""
+        """Return every attempt that a live worker holds, or has finished without a confirmation of its report."""
         return {attempt for beat in self.beats.values() for attempt in unpack_attempts(beat.held)}
 
-    # -- what dispatch asks
+    # -- queries for dispatch
 
     @property
     def queues(self) -> Mapping[str, int]:
@@ -117,7 +117,7 @@ class Fleet:
         return self._processes[queue]
 
     def knows(self, queue: str, name: str) -> bool:
-        """Say whether a live worker of this queue knows a task."""
+        """Return whether a live worker of this queue knows a task."""
         if queue in self.capabilities.mixed:
             return self.capabilities.knowing(queue, name) != frozenset()
         known = self._known.get(queue, frozenset())
@@ -126,7 +126,7 @@ class Fleet:
         return name in known or (":" in name and ANY_FUNCTION in known)
 
     def is_outdated(self, task: Claimed) -> bool:
-        """Say whether the worker of a turn lacks the version with which open runs of its workflow go on."""
+        """Return whether the worker of a turn lacks the version with which open runs of its workflow continue."""
         newest = self.capabilities.newest(task.queue, task.name)
         known = self.names_of(self.beats[task.worker].names) if task.worker in self.beats else frozenset()
         return newest > 0 and f"{task.name}@{newest}" not in known
@@ -136,7 +136,7 @@ class Fleet:
         return {(queue, name) for queue, names in self._known.items() for name in names}
 
     def names_of(self, digest: str) -> frozenset[str]:
-        """Return the names published under a digest."""
+        """Return the names announced under a digest."""
         return self._names.get(digest, frozenset())
 
     def known_on(self, queue: str) -> list[str]:
@@ -147,9 +147,9 @@ class Fleet:
         self.leaving = frozenset(beat.worker for beat in self.beats.values() if beat.draining)
         at_work = [beat for beat in self.beats.values() if not (beat.draining or beat.doubtful)]
         shape = [len(self._names), *((beat.worker, beat.queues, beat.slots, beat.names) for beat in at_work)]
-        is_same = shape == self._shape
+        is_same = shape == self._indexed_shape
         if not is_same:
-            self._shape = shape
+            self._indexed_shape = shape
             slots: dict[str, int] = defaultdict(int)
             known: dict[str, set[str]] = defaultdict(set)
             for beat in at_work:

@@ -1,6 +1,6 @@
-"""Watch the fleet: read heartbeats, mirror them for people, and give orders to single workers.
+"""Watch the fleet: read heartbeats, store them in Postgres for display, and send orders to workers.
 
-An order is repeated while a heartbeat still lists what it is about, so a lost one costs a second.
+An order is repeated until the heartbeat shows its effect, so a lost order costs a second.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from orchestrator.transport.codec import (
 from orchestrator.transport.keys import private_queue
 from orchestrator.transport.leader.streams import LeaderStreams
 
-_MIRROR_EVERY = 5.0
-_SOON = 1.0
-"""Seconds in which a task that was handed out begins, unless its worker is full."""
-_MOST_SHOWN = 3
-"""Tasks that people are shown of a worker that stands still."""
+_MIRROR_INTERVAL = 5.0
+_BEGIN_WITHIN = 1.0
+"""Seconds within which a dispatched task begins, unless its worker is full."""
+_MAX_DISPLAYED = 3
+"""Tasks displayed for a worker that is stuck, at most."""
 
 
 @dataclass
 class _Recorded:
-    """What a transaction has recorded, and decided about workers."""
+    """The records of a transaction, and its decisions about workers."""
 
     orders: dict[str, dict[str, Any]] = field(default_factory=dict)
     shape: object = None
-    """What was mirrored, if anything."""
+    """The displayed state that was stored, if any."""
     described: Sequence[str] = ()
     """Digests of parameters that were stored."""
 
 
 class FleetWatch(CommitHooks):
-    """The leader's dealings with single workers."""
+    """Records the workers in Postgres, and decides and sends orders to them."""
 
     def __init__(
         self, fleet: Fleet, streams: LeaderStreams, settings: Settings, monotonic: Callable[[], float] = time.monotonic
@@ -69,43 +69,43 @@ class FleetWatch(CommitHooks):
         """The records of the open transaction."""
         self._mirrored: object = None
         self._stopped: list[str] = []
-        """Workers that have said that they end."""
+        """Workers that announced their end."""
         self._mirror_at = 0.0
-        self._looked = False
-        self._doubts_until = 0.0
-        """Until when workers may hold attempts of which Postgres has lost all memory."""
+        self._has_checked = False
+        self._check_all_until = 0.0
+        """The time until which workers may hold attempts that Postgres has lost."""
         self._monotonic = monotonic
         self.drains: frozenset[bytes] = frozenset()
-        """Workers that are ordered to drain, by the ids of their parent processes."""
+        """Parent processes of workers ordered to drain, by id."""
         self.due_at = 0.0
         self._described: set[str] = set()
-        """Digests of parameters of tasks that are stored."""
+        """Digests of stored parameters of tasks."""
         self._read: dict[str, dict[str, list[Parameter]]] = {}
-        """Parameters that the last look has found and that are not stored, by digest."""
+        """Parameters found by the last check that are not stored yet, by digest."""
 
     def read_heartbeats(self) -> None:
         monotonic = self._monotonic()
         self._fleet.observe(self._streams.fleet.heartbeats(), monotonic, self._streams.fleet.names)
         self._fleet.forget_dead()
         self._read_parameters()
-        self._looked = True
+        self._has_checked = True
         self.due_at = monotonic + self._settings.heartbeat
         self._revoked = {attempt: until for attempt, until in self._revoked.items() if until > monotonic}
         self._order_stops()
         self._order_drains()
 
     def committed(self, tick: TickResult) -> None:
-        """Remember what was recorded, and attempts that are to stop; order it where they are known to run."""
+        """Remember what was recorded, and order workers to stop revoked attempts."""
         if self._recorded is not None:
             for worker, order in self._recorded.orders.items():
                 self._order(worker, **order)
             if self._recorded.shape is not None:
                 self._mirrored = self._recorded.shape
                 self._stopped = []
-                self._mirror_at = self._monotonic() + _MIRROR_EVERY
+                self._mirror_at = self._monotonic() + _MIRROR_INTERVAL
             self._described.update(self._recorded.described)
             self._recorded = None
-            self._looked = False
+            self._has_checked = False
         if tick.outgoing.revoked:
             until = self._monotonic() + 10 * self._settings.worker_ttl
             self._revoked.update({(task.id, task.attempt): until for task in tick.outgoing.revoked})
@@ -115,11 +115,11 @@ class FleetWatch(CommitHooks):
             self._order_drains()
 
     def rolled_back(self) -> None:
-        """Record it again after a rollback."""
+        """Discard the records of a transaction that was rolled back; the next one makes them again."""
         self._recorded = None
 
     def unreceived(self, generation: str, tasks: Sequence[Moved]) -> dict[str, list[str]]:
-        """Return the messages, by queue, that no worker has received and that hold only these attempts."""
+        """Return the messages, by queue, that no worker has received and that contain only these attempts."""
         found: dict[str, list[str]] = {}
         if not tasks:
             return found
@@ -131,24 +131,24 @@ class FleetWatch(CommitHooks):
                 try:
                     members = {(task.id, task.attempt) for task in decode_dispatches(message.body)}
                 except Malformed:
-                    continue  # the worker that reads it sets it aside
+                    continue  # the worker that reads the message quarantines it
                 if message.consumer is None and members <= attempts:
                     found.setdefault(queue, []).append(message.entry)
         return found
 
-    def heard_of(self, stopped: Sequence[str]) -> None:
-        """Take note of workers that have ended in good order; people are shown so."""
+    def note_stopped(self, stopped: Sequence[str]) -> None:
+        """Record workers that ended in good order, for display."""
         self._stopped += stopped
 
     def record(self, tx: Transaction) -> None:
-        """After a look: answer workers that ask, and mirror the fleet where it has changed."""
-        if not self._looked:
+        """After a check, answer workers that ask, and store the displayed state if it has changed."""
+        if not self._has_checked:
             return
         self._recorded = recorded = _Recorded()
         for beat in self._fleet.beats.values():
-            if beat.doubtful:  # it was stopped or cut off, and asks which of its attempts no longer count
+            if beat.doubtful:  # it was suspended or cut off, and asks which of its attempts are still current
                 recorded.orders[beat.worker] = {**_stale(tx, beat), "go_on": True}
-            elif self._monotonic() < self._doubts_until and (stale := _stale(tx, beat))["stop"]:
+            elif self._monotonic() < self._check_all_until and (stale := _stale(tx, beat))["stop"]:
                 recorded.orders[beat.worker] = stale
             elif beat.burst and not beat.draining and not waiting.is_busy(tx.connection, beat.queues):
                 recorded.orders[beat.worker] = {"drain": True}
@@ -166,7 +166,7 @@ class FleetWatch(CommitHooks):
             recorded.shape = shape
 
     def _read_parameters(self) -> None:
-        """Read parameters of tasks that workers have published and that are not stored; the newest worker goes last."""
+        """Read published parameters of tasks that are not stored. Those of the newest worker come last."""
         beats = sorted(self._fleet.beats.values(), key=attrgetter("started_at"))
         announced = dict.fromkeys(beat.parameters for beat in beats if beat.parameters)
         self._described &= announced.keys()
@@ -180,32 +180,34 @@ class FleetWatch(CommitHooks):
         beats = self._fleet.beats.values()
         named = sorted(WorkerRelease(beat.worker, beat.release, beat.started_at) for beat in beats if beat.release)
         if named:
-            kept = (self._settings.retention_success, self._settings.retention_failed)
-            until = tx.now + timedelta(seconds=max(kept)) if all(kept) else None
+            retentions = (self._settings.retention_success, self._settings.retention_failed)
+            until = tx.now + timedelta(seconds=max(retentions)) if all(retentions) else None
             mirror.keep_releases(tx.connection, named, until)
 
-    def ask_back(self, in_flight: Sequence[InFlight]) -> None:
-        """Have workers give back what they have not begun: where others have free slots for it, or it has expired."""
+    def order_returns(self, in_flight: Sequence[InFlight]) -> None:
+        """Order workers to return attempts that have not begun, if other workers have free slots or they expired."""
         expired = {(task.id, task.attempt) for task in in_flight if task.has_expired and task.status == "dispatched"}
         if not expired and not self._fleet.capabilities.mixed:
             return
-        waiting = {task.id: task.attempt for task in in_flight if task.status == "dispatched" and task.age > _SOON}
-        wanted = {
+        waiting = {
+            task.id: task.attempt for task in in_flight if task.status == "dispatched" and task.age > _BEGIN_WITHIN
+        }
+        spares = {
             worker: [(task, waiting[task]) for task in tasks]
             for worker, tasks in self._fleet.capabilities.better_elsewhere(waiting).items()
         }
         for beat in self._fleet.beats.values() if expired else ():
             if late := expired.intersection(unpack_attempts(beat.held)):
-                wanted[beat.worker] = sorted(late.union(wanted.get(beat.worker, ())))
-        for worker, attempts in wanted.items():
+                spares[beat.worker] = sorted(late.union(spares.get(beat.worker, ())))
+        for worker, attempts in spares.items():
             self._order(worker, spare=[Attempt(*attempt) for attempt in attempts])
 
-    def doubt_all(self) -> None:
-        """For a while, see for every worker which of its attempts are still current."""
-        self._doubts_until = self._monotonic() + 2 * self._settings.worker_ttl
+    def check_all_attempts(self) -> None:
+        """For a while, check for every worker which of its attempts are current."""
+        self._check_all_until = self._monotonic() + 2 * self._settings.worker_ttl
 
-    def give_orders(self) -> None:
-        """Send what has been decided."""
+    def send_orders(self) -> None:
+        """Send the orders."""
         if self._orders:
             self._streams.fleet.order(self._orders)
             self._orders = {}
@@ -227,7 +229,7 @@ class FleetWatch(CommitHooks):
                 self._order(beat.worker, end=True)
 
     def _order(self, worker: str, **changes: Any) -> None:
-        """Add to the next orders of a worker."""
+        """Merge changes into the next order to a worker."""
         self._orders[worker] = msgspec.structs.replace(self._orders.get(worker, Order()), **changes)
 
     def _row(self, beat: Heartbeat) -> WorkerRow:
@@ -242,7 +244,7 @@ class FleetWatch(CommitHooks):
             state="draining" if beat.draining else "live",
             started_at=beat.started_at,
             still=beat.still or None,
-            holds=[to_text(task) for task, _ in unpack_attempts(beat.held)[:_MOST_SHOWN]] if beat.still else [],
+            holds=[to_text(task) for task, _ in unpack_attempts(beat.held)[:_MAX_DISPLAYED]] if beat.still else [],
             parent=None if beat.parent is None else to_text(beat.parent),
             memory=beat.memory or None,
             parent_memory=beat.parent_memory or None,
@@ -250,11 +252,11 @@ class FleetWatch(CommitHooks):
 
 
 def _stale(tx: Transaction, beat: Heartbeat) -> dict[str, list[Attempt]]:
-    """Return what a worker holds and what counts no more, as an order; what has succeeded has counted."""
+    """Return an order to stop attempts of a worker that are no longer current and have not succeeded."""
     held = unpack_attempts(beat.held)
     current = waiting.current(tx.connection, held) if held else set()
-    over = [attempt for attempt in held if attempt not in current]
-    counted = waiting.succeeded(tx.connection, over) if over else set()
-    stop = [attempt for attempt in over if attempt not in counted]
+    ended = [attempt for attempt in held if attempt not in current]
+    counted = waiting.succeeded(tx.connection, ended) if ended else set()
+    stop = [attempt for attempt in ended if attempt not in counted]
     moved = waiting.moved(tx.connection, stop) if stop else set()
     return {"stop": [Attempt(*attempt) for attempt in stop], "moved": [Attempt(*attempt) for attempt in sorted(moved)]}

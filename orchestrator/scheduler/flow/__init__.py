@@ -1,1 +1,1 @@
-"""Runs of flow graphs: planned and ended."""
+"""Runs of flow graphs: plan them, and create their tasks."""

@@ -1,4 +1,4 @@
-"""The tasks of flows: what a node calls, as a task of the queue."""
+"""The tasks of flow nodes."""
 
 from __future__ import annotations
 
@@ -24,47 +24,47 @@ LOCAL = "local_func"
 SCRIPT = "local_script"
 QUEUE = "queue"
 _DEFAULT_QUEUE = "default"
-_REQUESTS = 10
-"""Requests to a service that may find no worker before its node fails, by default."""
-_PAUSE = 0.3
-"""Seconds between two of them."""
+_MAX_REQUESTS = 10
+"""Requests that may find no worker of a service before the node fails, by default."""
+_REQUEST_PAUSE = 0.3
+"""Seconds between two such requests."""
 
 
 class CannotCall(Exception):
-    """A node's task cannot be created; the text says why."""
+    """The task of a node cannot be created. The message says why."""
 
 
-class Way(NamedTuple):
-    """How the tasks of a node, or of a branch of it, run."""
+class Route(NamedTuple):
+    """How the tasks of a node, or of one of its branches, run."""
 
     name: str
     is_local: bool
-    """It is a function of the application."""
-    takes: Collection[str] | None
-    """The parameters of the function; None where it may take anything."""
+    """The task is a function of the application."""
+    parameters: Collection[str] | None
+    """The parameters of the function; None if it accepts any."""
     placement: Placement
     lane_key: str | None
 
 
 class Caller:
-    """Makes the tasks of one version of a flow."""
+    """Creates the tasks of one version of a flow."""
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
-        self._ways: dict[str, Way] = {}
-        """By the path of a node whose tasks all run alike."""
+        self._routes: dict[str, Route] = {}
+        """The routes of nodes whose tasks all run in the same way, by path."""
 
     def new_task(self, run: FlowRun, call: Call, max_payload: int) -> NewTask:
-        """Return the task that a node, or a branch of it, is."""
-        way = self._ways.get(call.path) or self._way(call)
+        """Return the task of a node, or of one of its branches."""
+        route = self._routes.get(call.path) or self._route(call)
         context = {"workflow": run.flow, "step": call.path, "index": call.position, "count": call.of}
-        given = {"input": call.input, "params": call.params}
-        if way.is_local:  # a function may also name what it wants of them
-            given = {**call.params, **(call.input if isinstance(call.input, dict) else {}), **given}
-            if (names := way.takes) is not None:  # the input is kept for people, too
-                given = {key: value for key, value in given.items() if key in names or key == "input"}
+        values = {"input": call.input, "params": call.params}
+        if route.is_local:  # a function may also declare their fields as parameters
+            values = {**call.params, **(call.input if isinstance(call.input, dict) else {}), **values}
+            if (names := route.parameters) is not None:  # the input is also kept for display
+                values = {key: value for key, value in values.items() if key in names or key == "input"}
         try:
-            payload = timezones.encode(((), given, context))
+            payload = timezones.encode(((), values, context))
         except REFUSALS as error:
             raise CannotCall(f"Its input cannot be sent: {error}.") from error
         if len(payload) > max_payload:
@@ -73,9 +73,9 @@ class Caller:
                 f"the data instead, or raise the setting max_payload."
             )
         origin = Origin(run.id, call.position, step_of(call.path))
-        return way.placement.new(call.id, payload, way.lane_key, origin)
+        return route.placement.new(call.id, payload, route.lane_key, origin)
 
-    def _way(self, call: Call) -> Way:
+    def _route(self, call: Call) -> Route:
         executor, node = call.exec, call.node
         kind = executor.exec_type or Http.executor
         name = executor.func if kind == LOCAL else ""
@@ -95,14 +95,14 @@ class Caller:
         if kind != LOCAL:
             options = msgspec.structs.replace(options, executor=_executor(kind, name, call))
         placement = Placement(name, queue, priority, options, registered)
-        way = Way(name, kind == LOCAL, self._flow.takes.get(name), placement, registered.key)
+        route = Route(name, kind == LOCAL, self._flow.takes.get(name), placement, registered.key)
         if node.kind == "executor" or (node.kind == "foreach" and not node.foreach_execs):
-            self._ways[call.path] = way
-        return way
+            self._routes[call.path] = route
+        return route
 
 
 def _options(call: Call, registered: Registered) -> TaskOptions:
-    """Return the options of a task: what its node says goes before what the task says of itself."""
+    """Return the options of a task. Those of the node override those of the function."""
     node, options = call.node, msgspec.convert(registered.options, TaskOptions)
     if node.max_retries is not None:
         retry = RetryPolicy(max=node.max_retries, backoff="listed", intervals=(node.wait_ms / 1000,), jitter=0.0)
@@ -115,19 +115,19 @@ def _options(call: Call, registered: Registered) -> TaskOptions:
 
 
 def _executor(kind: str, name: str, call: Call) -> ExecutorCall:
-    """Return the executor of a task that is no function of the application."""
-    node, given = call.node, dict(call.exec.options)
+    """Return the executor call of a task that is not a function of the application."""
+    node, options_given = call.node, dict(call.exec.options)
     if kind == Http.executor:
-        own = {"weighted_by_load": node.weighted_by_load or given.get("weighted_by_load", True)}
-        own["max_attempts"] = node.max_attempts or given.get("max_attempts", _REQUESTS)
-        own["attempt_delay"] = node.attempt_delay_ms / 1000 or given.get("attempt_delay", _PAUSE)
-        given = {"service": name, **given, **own}
+        own = {"weighted_by_load": node.weighted_by_load or options_given.get("weighted_by_load", True)}
+        own["max_attempts"] = node.max_attempts or options_given.get("max_attempts", _MAX_REQUESTS)
+        own["attempt_delay"] = node.attempt_delay_ms / 1000 or options_given.get("attempt_delay", _REQUEST_PAUSE)
+        options_given = {"service": name, **options_given, **own}
     elif kind == QUEUE:
-        kind, given = Pull.executor, {"service": name, **given}
+        kind, options_given = Pull.executor, {"service": name, **options_given}
     elif kind == SCRIPT:
-        kind, given = Process.executor, {**_command(call), **given}
+        kind, options_given = Process.executor, {**_command(call), **options_given}
     try:
-        found = call_from(kind, given)
+        found = call_from(kind, options_given)
     except msgspec.ValidationError as error:
         raise CannotCall(f"Executor {kind!r} cannot be told that: {error}.") from error
     options = built_in(kind)
@@ -137,7 +137,6 @@ def _executor(kind: str, name: str, call: Call) -> ExecutorCall:
 
 
 def _command(call: Call) -> dict[str, Any]:
-    """Return a script as the executor of processes has it."""
     script = call.exec.script
     if script is None or not (script.cmd or script.code):
         raise CannotCall("exec_type 'local_script' needs `script` with a cmd.")

@@ -1,7 +1,7 @@
-"""Advance runs of flows: notify the planner of what happened, and carry out its commands, all runs of a tick at once.
+"""Advance runs of flows: notify the planner, and carry out its commands, for all runs of a tick together.
 
-Definitions never change, and are kept. Of runs whose tasks are under way the leader also keeps what it has written
-last, as it was written: so it need not read that again when they end. It forgets all of that whenever a tick fails.
+Definitions never change, and are cached. So are the last stored states of runs with open tasks, to save reading them
+when the tasks end. These states are dropped when a tick fails.
 """
 
 from __future__ import annotations
@@ -39,36 +39,36 @@ from orchestrator.store.flow import runs as store
 from orchestrator.store.flow.runs import FlowRun, Visit
 from orchestrator.store.runs.transitions import RunRow
 
-_GRAPHS = 30_000
-"""Nodes of the flows that are kept in memory."""
-_LEAST_KEPT = 3
-"""So many flows are kept however large they are: earlier releases took some that have more nodes than that."""
-_KEPT = 8_000_000
-"""Bytes of the states of runs that are kept in memory."""
+_CACHED_NODES = 30_000
+"""Nodes of the cached flows, at most."""
+_MIN_CACHED = 3
+"""Flows that are cached however large they are: earlier releases accepted flows above the limit."""
+_CACHED_BYTES = 8_000_000
+"""Bytes of the cached states of runs, at most."""
 _RUN_WEIGHT = 1_000
-"""The weight of a run beside that, and beside its parameters."""
-_PARAMS = 5
-"""Bytes in memory for each that parameters have as text."""
-_STATES = 4
-"""A run's state may be so many times as large as one payload."""
-_LARGEST_SHOWN = 65_536
-"""Bytes of what a node took in or gave, if it had no task that keeps them."""
+"""The weight of a run in addition to its state and parameters."""
+_MEMORY_PER_PARAMETER_BYTE = 5
+"""Bytes in memory for each byte of parameters as text."""
+_MAX_STATE_PAYLOADS = 4
+"""The largest state of a run, as a multiple of the largest payload."""
+_MAX_DISPLAYED = 65_536
+"""Bytes of a node's input or output that are stored for display, if no task of the node has them."""
 
 
-class Known(NamedTuple):
-    """One version of a flow, worked out once for all its runs."""
+class CompiledFlow(NamedTuple):
+    """A version of a flow, compiled once for all its runs."""
 
     graph: Graph
     caller: Caller
 
 
 class _Effects(msgspec.Struct):
-    """Commands for runs."""
+    """The commands for all runs of a tick."""
 
     tasks: list[NewTask] = []
     cancelled: list[bytes] = []
     timers: list[tuple[bytes, bytes, float]] = []
-    gone: list[tuple[bytes, bytes]] = []
+    cancelled_timers: list[tuple[bytes, bytes]] = []
     visits: list[Visit] = []
     ends: list[tuple[bytes, RunState, str | None]] = []
 
@@ -78,72 +78,74 @@ class _Effects(msgspec.Struct):
 
 
 class Flows(PlannedRuns[FlowRun]):
-    """Plans the runs of flows; those that wait for tasks are kept."""
+    """Plans the runs of flows, and caches those that wait for tasks."""
 
     name = "flow"
     ends_itself = True
     is_listened_to = False
 
     def __init__(self, max_payload: int) -> None:
-        super().__init__(_KEPT)
+        super().__init__(_CACHED_BYTES)
         self._max_payload = max_payload
-        self._known: LruCache[tuple[str, int], Known] = LruCache(_GRAPHS)
+        self._compiled: LruCache[tuple[str, int], CompiledFlow] = LruCache(_CACHED_NODES)
 
     def plans(self, changes: Sequence[RunChanges]) -> bool:
-        """Say whether the planner of a flow has to hear of changes of a run."""
-        return any(one.of_flow for one in changes)
+        """Return whether the planner of a flow must see these changes."""
+        return any(item.of_flow for item in changes)
 
     def advance(self, tx: Transaction, changes: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
-        """Notify planners of what happened to their runs, and do what they command."""
+        """Notify planners of changes to their runs, and carry out their commands."""
         saved: dict[bytes, Saved] = {}
         effects = _Effects()
-        late: set[bytes] = set()
+        postponed: set[bytes] = set()
         for run in self._load(tx, changes):
-            known = self._version(tx, run)
-            if known is None:
-                late.add(run.id)
+            compiled = self._version(tx, run)
+            if compiled is None:
+                postponed.add(run.id)
                 continue
             if run.is_over:
-                saved[run.id] = self._keep_signals(tx, known, run, changes[run.id])
+                saved[run.id] = self._keep_signals(tx, compiled, run, changes[run.id])
                 continue
-            saved[run.id], own = self._advance(tx, known, run, changes[run.id])
+            saved[run.id], own = self._advance(tx, compiled, run, changes[run.id])
             effects.add(own)
         self._apply(tx, effects)
-        return Advanced(saved, effects.ends, late)
+        return Advanced(saved, effects.ends, postponed)
 
     def _load(self, tx: Transaction, changes: Mapping[bytes, Sequence[RunChanges]]) -> list[FlowRun]:
-        """Return those of these runs that go on, and others that were sent signals before they ended."""
+        """Return the runs that are still open, and ended ones that were sent signals before their end."""
         found = {run: self._runs.get(run) for run in changes}
         missing = [run for run, kept in found.items() if kept is None]
         late = [
             run
             for run in missing
-            if any(isinstance(fact, history.SignalReceived) for one in changes[run] for fact in one.facts)
+            if any(isinstance(fact, history.SignalReceived) for item in changes[run] for fact in item.facts)
         ]
         if missing:
             found.update((run.id, run) for run in store.load(tx.connection, missing, late))
         return [run for run in found.values() if run is not None]
 
     def ended(self, tx: Transaction, rows: Sequence[RunRow]) -> None:
-        """Forget the timers of runs that have ended."""
+        """Remove the timers of ended runs."""
         store.forget(tx.connection, [row.id for row in rows], is_gathered=tx.gathers(len(rows)))
 
-    def _keep_signals(self, tx: Transaction, known: Known, run: FlowRun, changes: Sequence[RunChanges]) -> Saved:
-        """Keep signals for a run that is over: the senders were told that they are accepted, and a retry finds them."""
+    def _keep_signals(
+        self, tx: Transaction, compiled: CompiledFlow, run: FlowRun, changes: Sequence[RunChanges]
+    ) -> Saved:
+        """Keep signals for a run that is over: they were accepted, and a retry delivers them."""
         state = _read(run)
-        planner = _planner(tx, known, run, state)
+        planner = _planner(tx, compiled, run, state)
         for event in _events(changes):
             if isinstance(event, commands.Signalled):
                 planner.keep(event)
         data = _encode(tx, state)
-        too_large = run.state is not None and len(data) > _STATES * self._max_payload
+        too_large = run.state is not None and len(data) > _MAX_STATE_PAYLOADS * self._max_payload
         return Saved(Delta(), run.state if run.state is not None and too_large else data)
 
     def _keep(self, run: FlowRun, state: FlowState, data: bytes) -> None:
-        """Remember how a run stands that waits for tasks; what waits for something else may do so for months."""
+        """Cache the state of a run that waits for tasks. Runs that wait for something else may do so for months."""
         if isinstance(state.work, Calls):
             kept = FlowRun(run.id, run.flow, run.version, run.params, data, run.size)
-            self._runs.put(run.id, kept, _RUN_WEIGHT + len(data) + _PARAMS * run.size)
+            self._runs.put(run.id, kept, _RUN_WEIGHT + len(data) + _MEMORY_PER_PARAMETER_BYTE * run.size)
         else:
             self._runs.drop(run.id)
 
@@ -151,115 +153,121 @@ class Flows(PlannedRuns[FlowRun]):
         create_tasks(tx, effects.tasks)
         started = {timer for _, timer, _ in effects.timers}
         if effects.timers:
-            gone = {timer for _, timer in effects.gone}
-            expectations.start_timers(tx.connection, [timer for timer in effects.timers if timer[1] not in gone])
+            cancelled_timers = {timer for _, timer in effects.cancelled_timers}
+            expectations.start_timers(
+                tx.connection, [timer for timer in effects.timers if timer[1] not in cancelled_timers]
+            )
             tx.result.wake.delayed = True
-        left = [timer for timer in effects.gone if timer[1] not in started]
-        if left:
-            expectations.forget_timers(tx.connection, left)
+        remaining = [timer for timer in effects.cancelled_timers if timer[1] not in started]
+        if remaining:
+            expectations.forget_timers(tx.connection, remaining)
         if effects.visits:
             store.keep_visits(tx.connection, effects.visits, is_gathered=tx.gathers(len(effects.visits)))
         if effects.cancelled:
             cancel_tasks(tx, effects.cancelled)
 
     def _advance(
-        self, tx: Transaction, known: Known, run: FlowRun, changes: Sequence[RunChanges]
+        self, tx: Transaction, compiled: CompiledFlow, run: FlowRun, changes: Sequence[RunChanges]
     ) -> tuple[Saved, _Effects]:
         state, delta = _read(run), Delta()
-        happened = [*_events(changes)]
+        events = [*_events(changes)]
         if not isinstance(run.params, dict):
             reason = "Its parameters are sealed with a data key that the scheduler does not have."
-            return self._abort(tx, known, run, happened, reason)
+            return self._abort(tx, compiled, run, events, reason)
         cursor = state.cursor
-        planner = _planner(tx, known, run, state)
+        planner = _planner(tx, compiled, run, state)
         effects = _Effects()
-        waiting = deque(happened)
+        waiting = deque(events)
         while waiting:
             event = waiting.popleft()
             _count_begin(event, state, delta)
-            waiting.extend(self._do(tx, known, run, planner.tell(event), effects, delta))
+            waiting.extend(self._collect(tx, compiled, run, planner.tell(event), effects, delta))
         try:
             data = _encode(tx, state)
         except REFUSALS as error:
             node = f"Node {cursor!r}: " if cursor else ""
             reason = f"{node}What the run would have to remember cannot be kept: {error}."
-            return self._abort(tx, known, run, happened, reason)
-        most = _STATES * self._max_payload
-        if len(data) > most:
+            return self._abort(tx, compiled, run, events, reason)
+        limit = _MAX_STATE_PAYLOADS * self._max_payload
+        if len(data) > limit:
             node = f"Node {cursor!r}: " if cursor else ""
             return self._abort(
                 tx,
-                known,
+                compiled,
                 run,
-                happened,
+                events,
                 f"{node}The run would have to remember {len(data):,} bytes in its shared state and of its open node, "
-                f"and at most {most:,} are allowed. Let nodes give references to large data, or raise the setting "
-                f"max_payload, of which that is {_STATES} times as much.",
+                f"and at most {limit:,} are allowed. Let nodes give references to large data, or raise the setting "
+                f"max_payload, of which that is {_MAX_STATE_PAYLOADS} times as much.",
             )
         self._keep(run, state, data)
         return Saved(delta, data), effects
 
     def _abort(
-        self, tx: Transaction, known: Known, run: FlowRun, happened: Sequence[Event], error: str
+        self, tx: Transaction, compiled: CompiledFlow, run: FlowRun, events: Sequence[Event], error: str
     ) -> tuple[Saved, _Effects]:
-        """End a run that cannot go on, as it was before this was found out, but for what has ended meanwhile and for
-        signals, as far as they can be kept.
-        """
-        kept = self._aborted(tx, known, run, happened, error)
+        """End a run that cannot go on. Of the events, apply ends of calls and, if they can be stored, signals."""
+        kept = self._aborted(tx, compiled, run, events, error)
         if kept is None:
-            quiet = [one for one in happened if not isinstance(one, commands.Signalled)]
-            kept = self._aborted(tx, known, run, quiet, error)
+            without_signals = [item for item in events if not isinstance(item, commands.Signalled)]
+            kept = self._aborted(tx, compiled, run, without_signals, error)
         assert kept is not None, "a state that was stored can be stored again"
         return kept
 
     def _aborted(
-        self, tx: Transaction, known: Known, run: FlowRun, happened: Sequence[Event], error: str
+        self, tx: Transaction, compiled: CompiledFlow, run: FlowRun, events: Sequence[Event], error: str
     ) -> tuple[Saved, _Effects] | None:
-        """Return how a run ends that cannot go on; None if that cannot be kept because of signals."""
+        """Return the state and commands that end a run; None if the state cannot be stored because of signals."""
         state, delta = _read(run), Delta()
         self._runs.drop(run.id)
         effects = _Effects()
-        for event in happened:
+        for event in events:
             if isinstance(event, commands.Retried):
                 _count_begin(event, state, delta)
         if not state.frames:
             delta.total += 1
             delta.opened += 1
-        self._do(tx, known, run, _planner(tx, known, run, state).abort(error, happened), effects, delta)
-        has_signals = any(isinstance(event, commands.Signalled) for event in happened)
+        self._collect(tx, compiled, run, _planner(tx, compiled, run, state).abort(error, events), effects, delta)
+        has_signals = any(isinstance(event, commands.Signalled) for event in events)
         try:
             data = _encode(tx, state)
         except REFUSALS:
             if has_signals:
                 return None
             raise
-        if has_signals and len(data) > _STATES * self._max_payload:
+        if has_signals and len(data) > _MAX_STATE_PAYLOADS * self._max_payload:
             return None
         return Saved(delta, data), effects
 
-    def _version(self, tx: Transaction, run: FlowRun) -> Known | None:
-        """Return the definition of a run; None if it is to be read in a later tick, because this one has read many."""
-        known = self._known.get((run.flow, run.version))
-        if known is None and tx.budget.may_read_nodes():
+    def _version(self, tx: Transaction, run: FlowRun) -> CompiledFlow | None:
+        """Return the definition of a run; None if this tick has read many definitions, and a later one must read it."""
+        compiled = self._compiled.get((run.flow, run.version))
+        if compiled is None and tx.budget.may_read_nodes():
             found = store.read(tx.connection, run.flow, run.version)
             assert found is not None, f"the definition of flow {run.flow} version {run.version} is gone"
             rule = store.rules(tx.connection, [(run.flow, run.version)])[run.flow, run.version]
-            known = Known(Graph(found.flow, rule), Caller(found.flow))
+            compiled = CompiledFlow(Graph(found.flow, rule), Caller(found.flow))
             size = 1 + size_of(found.flow)
             tx.budget.read_nodes += size
-            self._known.put((run.flow, run.version), known, min(size, _GRAPHS // _LEAST_KEPT))
-        return known
+            self._compiled.put((run.flow, run.version), compiled, min(size, _CACHED_NODES // _MIN_CACHED))
+        return compiled
 
-    def _do(
-        self, tx: Transaction, known: Known, run: FlowRun, answers: Iterable[Command], effects: _Effects, delta: Delta
+    def _collect(
+        self,
+        tx: Transaction,
+        compiled: CompiledFlow,
+        run: FlowRun,
+        answers: Iterable[Command],
+        effects: _Effects,
+        delta: Delta,
     ) -> Sequence[Event]:
-        """Take note of what the planner wants; return what happens to calls that cannot be made."""
+        """Collect the planner's commands. Return the events for calls that cannot be made."""
         refused: list[Event] = []
         for answer in answers:
             match answer:
                 case commands.Call():
                     try:
-                        effects.tasks.append(known.caller.new_task(run, answer, self._max_payload))
+                        effects.tasks.append(compiled.caller.new_task(run, answer, self._max_payload))
                     except CannotCall as error:
                         refused.append(commands.CallEnded(answer.id, error=str(error)))
                     else:
@@ -270,7 +278,7 @@ class Flows(PlannedRuns[FlowRun]):
                 case commands.StartTimer(id=id, due=due):
                     effects.timers.append((run.id, id, due))
                 case commands.CancelTimer(id=id):
-                    effects.gone.append((run.id, id))
+                    effects.cancelled_timers.append((run.id, id))
                 case commands.NodeRun():
                     effects.visits.append(_visit(tx, run.id, answer))
                 case commands.End(error=error):
@@ -282,9 +290,9 @@ class Flows(PlannedRuns[FlowRun]):
         return refused
 
 
-def _planner(tx: Transaction, known: Known, run: FlowRun, state: FlowState) -> Planner:
+def _planner(tx: Transaction, compiled: CompiledFlow, run: FlowRun, state: FlowState) -> Planner:
     params = run.params if isinstance(run.params, dict) else {}
-    return Planner(known.graph, params, state, tx.now.timestamp(), partial(derived_id, run.id, "flow"))
+    return Planner(compiled.graph, params, state, tx.now.timestamp(), partial(derived_id, run.id, "flow"))
 
 
 def _read(run: FlowRun) -> FlowState:
@@ -297,7 +305,7 @@ def _encode(tx: Transaction, state: FlowState) -> bytes:
 
 
 def _count_begin(event: Event, state: FlowState, delta: Delta) -> None:
-    """Count the flow itself: it is open as long as it goes on, and the run with it."""
+    """Count the flow itself as an open task while it is open, so that the run stays open with it."""
     if isinstance(event, commands.Begun) and not state.frames:
         delta.total += 1
         delta.opened += 1
@@ -314,11 +322,11 @@ _STORED = (
 
 
 def _events(changes: Sequence[RunChanges]) -> Iterator[Event]:
-    """Yield what happened to a run, as its planner knows it."""
-    for one in changes:
-        if one.begun:
+    """Convert the changes of a run to events of its planner."""
+    for item in changes:
+        if item.begun:
             yield commands.Begun()
-        for fact in one.facts:
+        for fact in item.facts:
             if isinstance(fact, history.TaskCompleted) and is_reference(fact.result):
                 yield commands.CallEnded(fact.id, error=_STORED)
             elif isinstance(fact, history.TaskCompleted):
@@ -333,20 +341,20 @@ def _events(changes: Sequence[RunChanges]) -> Iterator[Event]:
             elif isinstance(fact, history.SignalReceived):
                 value, by, why = timezones.decode(fact.value)
                 yield commands.Signalled(fact.name, value, by, why)
-        if one.is_retried:
+        if item.is_retried:
             yield commands.Retried()
 
 
 def _visit(tx: Transaction, run: bytes, node: commands.NodeRun) -> Visit:
-    given, output = (None, None) if node.calls else (_shown(tx, node.input), _shown(tx, node.output))
-    return Visit(run, *node._replace(input=given, output=output), tx.now.timestamp())
+    node_input, output = (None, None) if node.calls else (_for_display(tx, node.input), _for_display(tx, node.output))
+    return Visit(run, *node._replace(input=node_input, output=output), tx.now.timestamp())
 
 
-def _shown(tx: Transaction, value: Any) -> bytes | None:
-    """Return a value as people may look at it, unless it is large."""
+def _for_display(tx: Transaction, value: Any) -> bytes | None:
+    """Return a value encoded for display; None if it is too large."""
     if value is None:
         return None
     data = timezones.encode(value)
-    if len(data) > _LARGEST_SHOWN:
+    if len(data) > _MAX_DISPLAYED:
         return None
     return data if tx.vault is None else tx.vault.seal(VALUE, data)

@@ -1,1 +1,1 @@
-"""Runs of any kind: begun, notified, ended, cancelled."""
+"""Runs of any kind: begin, notify, end and cancel them."""

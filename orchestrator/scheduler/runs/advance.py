@@ -1,7 +1,7 @@
-"""Advance the runs that a tick has touched: count what moved, plan what follows, end what is complete.
+"""Advance the runs that a tick has touched: count changes, plan what follows, end complete runs.
 
-An end may touch another run, the parent of a child; so this repeats until nothing is touched. A run with which it fails
-is set aside. Runs are notified in slices, and what there is no time for waits for the next tick.
+The end of a child run touches its parent, so this repeats until no run is touched. A run that fails to advance is set
+aside as stuck. Runs are notified in slices; those without time left wait for the next tick.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WAITS_FOR_ITSELF = "waits for itself: runs above it hold its limit of {} at once
 
 @dataclass
 class Runs:
-    """Notifies runs of what happened to them, and follows what comes of it."""
+    """Notifies runs of changes to their tasks and children, and handles the consequences."""
 
     dags: Dags
     flows: Flows
@@ -59,16 +59,16 @@ class Runs:
         self._workflows: tuple[RunKind, ...] = self.dags, self.flows, self.code
         self._kinds = {kind.name: kind for kind in (RunKind(), *self._workflows)}
 
-    # -- what makes runs go on
+    # -- continue runs
 
     def begin(self, tx: Transaction, limit: int) -> None:
-        """Start runs that are new since the last tick, tree by tree; as many as there is time for, but always some."""
+        """Begin pending runs, tree by tree: as many as there is time for, and always some."""
         pending = self.backlog.pending(tx, limit)
         steps = self.dags.sizes(
             {run.id: Version(run.workflow, run.version) for run in pending if run.workflow and run.version}
         )
         for number, slice_ in enumerate(tx.budget.slices([run.id for run in pending], steps)):
-            if tx.budget.is_spent and not _is_due(number, slice_):
+            if tx.budget.is_spent and not _must_run(number, slice_):
                 tx.result.wake.runs_to_begin = True
                 break
             self._begin(tx, slice_, limit)
@@ -84,13 +84,13 @@ class Runs:
         tx.result.outgoing.runs += begun
         self.conclude(tx, [row for row in begun if row.workflow is None])
         if code := [row.id for row in begun if row.code]:
-            tx.result.wake.delayed |= bool(stuck.wake(tx.connection, code))  # some have a deadline now
+            tx.result.wake.delayed |= bool(stuck.wake(tx.connection, code))  # some runs have a deadline now
         planned = [row for row in begun if row.workflow is not None and not row.code]
         self.backlog.release(tx, [row.id for row in planned if row.again])
         self.notify(tx, [(row.id, [_beginning(row)]) for row in planned], is_urgent=True)
 
     def _refuse_cycles(self, tx: Transaction, waiting: list[bytes], limit: int) -> None:
-        """End child runs that wait for a limit which those hold that wait for them."""
+        """Fail child runs that wait for a limit held by their own ancestors."""
         if not waiting:
             return
         if found := ancestry.waiting_for_themselves(tx.connection, waiting, limit, is_shared=tx.shard is not None):
@@ -98,18 +98,21 @@ class Runs:
             self.follow_each(tx, runs.end(tx.connection, ends, tx.now))
 
     def advance(self, tx: Transaction, *, resetting: Container[bytes] = ()) -> None:
-        """Notify the runs whose tasks and children moved, once each, and end those whose code has ended.
+        """Notify runs whose tasks or children changed, and end runs whose code has ended, until no run is touched.
 
-        Runs that are `resetting` end because others repeat them from an earlier event.
+        Runs in `resetting` end because other runs repeat them from an earlier event.
         """
         while touched := tx.result.runs:
             moved, touched.changes = touched.changes, ChangesByRun()
             self.notify(tx, [(run, [changes]) for run, changes in moved.items()])
             ends = [
                 RunEnd(
-                    one, touched.continuing.pop(one.id, None), one.id in resetting, touched.unheard.pop(one.id, None)
+                    item,
+                    touched.continuing.pop(item.id, None),
+                    item.id in resetting,
+                    touched.last_seen.pop(item.id, None),
                 )
-                for one in touched.turn_task_ends
+                for item in touched.turn_task_ends
             ]
             touched.turn_task_ends.clear()
             isolate(
@@ -126,112 +129,112 @@ class Runs:
         self.advance(tx)
 
     def catch_up(self, tx: Transaction) -> None:
-        """Notify runs of what there was no time for, or what happened while they were stuck.
+        """Notify runs of pending changes that an earlier tick had no time for, or that came while the run was stuck.
 
-        However little time there is, the first are notified: to put them into the line again would take as long.
+        The first runs are notified even without time left: to queue them again would take as long.
         """
         while waited := self.backlog.next(tx, self.dags.sizes):
             isolate(
                 tx,
-                [one for one in waited if not self.is_refused(tx, one.run)],
+                [item for item in waited if not self.is_refused(tx, item.run)],
                 self._notify_waited,
-                lambda tx, one, error: self.backlog.set_aside(tx, (one.run, ()), error),
+                lambda tx, item, error: self.backlog.set_aside(tx, (item.run, ()), error),
             )
             self.advance(tx)
-            if tx.budget.is_spent or tx.budget.has_put_off:  # which stands in this line, too
+            if tx.budget.is_spent or tx.budget.has_postponed:  # a postponed run is in this queue too
                 break
 
-    def _notify_waited(self, tx: Transaction, some: Sequence[Waited]) -> None:
-        self.backlog.remove(tx, some)
-        # A run that was set aside is no longer marked as one that expands.
-        self._count_and_plan(tx, [(one.run, [*one.changes, RunChanges(is_expanding=True)]) for one in some])
+    def _notify_waited(self, tx: Transaction, items: Sequence[Waited]) -> None:
+        self.backlog.remove(tx, items)
+        # A run that was set aside is no longer marked as expanding.
+        self._count_and_plan(tx, [(item.run, [*item.changes, RunChanges(is_expanding=True)]) for item in items])
 
     # -- notifying
 
     def notify(
-        self, tx: Transaction, some: Sequence[RunAndChanges], *, is_marked: bool = False, is_urgent: bool = False
+        self, tx: Transaction, items: Sequence[RunAndChanges], *, is_marked: bool = False, is_urgent: bool = False
     ) -> None:
-        """Notify runs of what happened to them, as far as there is time; behind older changes of a run, new ones wait.
+        """Notify runs of changes while there is time. New changes of a run wait behind its pending ones.
 
-        What is marked in their rows need not be kept: they are found again. If it is urgent, the first are notified
-        however little time there is. What no plan has to hear of is quickly done: as quickly as it is put off.
+        `is_marked` changes need not be stored: a mark on the run's row finds them again. With `is_urgent`, the first
+        runs are notified even without time left. Changes that no plan must see are as quick to apply as to postpone.
         """
-        waiting = self.backlog.waiting(tx, [run for run, _ in some])
-        late = [one for one in some if one[0] in waiting]
-        free = [one for one in some if one[0] not in waiting and not self.is_refused(tx, *one)]
+        waiting = self.backlog.waiting(tx, [run for run, _ in items])
+        postponed = [item for item in items if item[0] in waiting]
+        free = [item for item in items if item[0] not in waiting and not self.is_refused(tx, *item)]
         planned: list[RunAndChanges] = []
         quick: list[RunAndChanges] = []
-        for one in free:
-            (planned if any(changes.is_for_plan for changes in one[1]) else quick).append(one)
-        late += self._notify_slices(
+        for item in free:
+            (planned if any(changes.is_for_plan for changes in item[1]) else quick).append(item)
+        postponed += self._notify_slices(
             tx, tx.budget.slices(quick) if tx.budget.is_slowed else [quick], lambda n, _: n == 0
         )
-        long = [run for run, changes in planned if any(one.is_for_all_steps for one in changes)]
+        long = [run for run, changes in planned if any(item.is_for_all_steps for item in changes)]
         steps = self.dags.sizes(dags.versions(tx.connection, long) if long else {})
-        slices = tx.budget.slices(planned, lambda one: steps(one[0]))
-        late += self._notify_slices(tx, slices, _is_due if is_urgent else lambda *_: False)
-        if late and not is_marked:
-            self.backlog.add(tx, [(run, one) for run, changes in late for one in changes])
+        slices = tx.budget.slices(planned, lambda item: steps(item[0]))
+        postponed += self._notify_slices(tx, slices, _must_run if is_urgent else lambda *_: False)
+        if postponed and not is_marked:
+            self.backlog.add(tx, [(run, item) for run, changes in postponed for item in changes])
 
     def _notify_slices(
         self,
         tx: Transaction,
         slices: Iterable[Sequence[RunAndChanges]],
-        has_to: Callable[[int, Sequence[RunAndChanges]], bool],
+        must_run: Callable[[int, Sequence[RunAndChanges]], bool],
     ) -> list[RunAndChanges]:
-        """Notify runs as long as there is time, and in slices that have to be whatever the time; return the rest."""
-        late: list[RunAndChanges] = []
+        """Notify slices of runs while there is time, and always those that must not wait. Return the rest."""
+        postponed: list[RunAndChanges] = []
         for number, slice_ in enumerate(slices):
-            if tx.budget.is_spent and not has_to(number, slice_):
-                late += slice_
+            if tx.budget.is_spent and not must_run(number, slice_):
+                postponed += slice_
             elif tx.is_bisecting:
                 isolate(tx, slice_, self._count_and_plan, self.backlog.set_aside)
             elif slice_:
                 self._count_and_plan(tx, slice_)
-        return late
+        return postponed
 
     def is_refused(self, tx: Transaction, run: bytes, changes: Sequence[RunChanges] = ()) -> bool:
-        """Say whether a run takes too long to be notified of anything; then it is set aside."""
+        """Return whether a run takes too long to be notified; if so, set it aside."""
         if run not in tx.budget.refused:
             return False
         step = tx.budget.at_fault.get(run)
         where = "" if step is None else f" It was at {step}."
         error = TooSlow(f"Planning it takes longer than everybody else can wait.{where}")
         self.backlog.set_aside(tx, (run, changes), error)
-        tx.budget.met.add(run)
+        tx.budget.resolved.add(run)
         return True
 
-    def _count_and_plan(self, tx: Transaction, some: Sequence[RunAndChanges]) -> None:
-        """Notify runs of what happened to them: count, plan, and end what is complete."""
+    def _count_and_plan(self, tx: Transaction, items: Sequence[RunAndChanges]) -> None:
+        """Apply changes to runs: count, plan, and end the complete ones."""
         if tx.foreseen is None:
-            flush(tx.connection)  # that others have taken long is not their fault
-        with tx.budget.charging(run for run, _ in some):
+            flush(tx.connection)  # time spent on earlier statements is not these runs' fault
+        with tx.budget.charging(run for run, _ in items):
             saved: dict[bytes, Saved] = {}
             ends: list[tuple[bytes, RunState, str | None]] = []
             for kind in (self.dags, self.flows):
-                own = {run: changes for run, changes in some if kind.plans(changes)}
+                own = {run: changes for run, changes in items if kind.plans(changes)}
                 advanced = kind.advance(tx, own)
                 saved |= advanced.saved
                 ends += advanced.ends
-                if advanced.late:
-                    self.backlog.add(tx, [(run, one) for run in advanced.late for one in own[run]])
-                    some = [one for one in some if one[0] not in advanced.late]
-            self._save(tx, some, saved)
+                if advanced.postponed:
+                    self.backlog.add(tx, [(run, item) for run in advanced.postponed for item in own[run]])
+                    items = [item for item in items if item[0] not in advanced.postponed]
+            self._save(tx, items, saved)
             if ends:
                 self.follow_ends(tx, runs.end(tx.connection, ends, tx.now))
-            for run, changes in some:
-                for one in changes:
-                    if one.turn_task_end is not None:
-                        tx.result.runs.turn_task_ends.append(one.turn_task_end)
-                    if one.continuing is not None:
-                        tx.result.runs.continuing[run] = one.continuing
-                    if one.heard is not None:
-                        tx.result.runs.unheard[run] = one.heard
+            for run, changes in items:
+                for item in changes:
+                    if item.turn_task_end is not None:
+                        tx.result.runs.turn_task_ends.append(item.turn_task_end)
+                    if item.continuing is not None:
+                        tx.result.runs.continuing[run] = item.continuing
+                    if item.heard is not None:
+                        tx.result.runs.last_seen[run] = item.heard
 
-    def _save(self, tx: Transaction, some: Sequence[RunAndChanges], saved: Mapping[bytes, Saved]) -> None:
-        """Write counters and plans, a row per run, notify code of what it waits for, and end what has nothing open."""
+    def _save(self, tx: Transaction, items: Sequence[RunAndChanges], saved: Mapping[bytes, Saved]) -> None:
+        """Store counters and plans, one row per run. Notify code of awaited facts, and end runs with nothing open."""
         deltas: Deltas = {
-            run: _delta(changes) for run, changes in some if run in saved or any(h.delta or h.facts for h in changes)
+            run: _delta(changes) for run, changes in items if run in saved or any(h.delta or h.facts for h in changes)
         }
         for run, plan in saved.items():
             delta = deltas[run]
@@ -244,10 +247,10 @@ class Runs:
         tx.result.wake.advanced = True
         tx.result.wake.runs_to_expand |= any(plan.expanding for plan in saved.values())
         tx.result.outgoing.counted.extend(deltas)
-        # What code waits for has a derived id, and so has a step of a plan. One statement notifies and counts; runs
-        # that turn out to be none of code, or to have ended, are counted like all others.
+        # Tasks and runs awaited by code have derived ids, like steps of plans. One statement notifies and counts; runs
+        # without code, or that have ended, are counted with all other runs.
         facts: Facts = {
-            run: found for run, changes in some if (found := [f for h in changes for f in h.facts_for_code])
+            run: found for run, changes in items if (found := [f for h in changes for f in h.facts_for_code])
         }
         of_code = {
             run: learned
@@ -266,50 +269,49 @@ class Runs:
             self.conclude(tx, rows)
 
     def forget(self, ids: Sequence[bytes]) -> None:
-        """Remember nothing more of runs that are being cancelled. If they go on, Postgres has them."""
+        """Drop cached plans of runs being cancelled. If they continue, they are read from Postgres."""
         for kind in self._workflows:
             kind.drop(ids)
 
     # -- ends
 
     def conclude(self, tx: Transaction, rows: Iterable[RunRow]) -> None:
-        """End the runs among these that are complete, unless their kind does that itself.
+        """End the complete runs among these rows, unless their kind ends itself.
 
-        Where many end at once whose hooks are given much, some end in later ticks.
+        When many runs with large hook inputs end at once, some end in later ticks.
         """
         rows = [row for row in rows if not self._kinds[row.kind].ends_itself]
         waiting = self.backlog.waiting(tx, [row.id for row in rows])
         complete: list[tuple[bytes, RunState, str | None]] = []
-        late: list[tuple[bytes, RunChanges]] = []
+        postponed: list[tuple[bytes, RunChanges]] = []
         for row in rows:
             state = verdict(row.counters, row.cancelling, row.reason == TIMED_OUT)
             if state is None or row.state not in run_sources_of(state) or row.id in waiting:
-                continue  # a change that waits may open it again
+                continue  # a pending change may reopen the run
             kind = self._kinds[row.kind]
             if not kind.has_hooks or tx.budget.has_room_for_hooks(*kind.hooks(row.id, state)):
                 complete.append((row.id, state, None))
             else:
-                late.append((row.id, RunChanges()))
-        if late:
-            self.backlog.add(tx, late)
+                postponed.append((row.id, RunChanges()))
+        if postponed:
+            self.backlog.add(tx, postponed)
         if complete:
             self.follow_ends(tx, runs.end(tx.connection, complete, tx.now))
 
     def _end_code(self, tx: Transaction, ends: Sequence[RunEnd]) -> None:
-        """End runs with their turn tasks."""
         self.follow_ends(tx, end_runs(tx, ends), {end.turn_task.id: end.turn_task for end in ends})
 
     def follow_each(self, tx: Transaction, ended: Sequence[RunRow], *, silent: Container[bytes] = ()) -> None:
-        """Follow ends of runs that were never planned; of one with which that fails, only the parent is notified."""
+        """Follow the ends of runs that were never planned. After an error, skip a run's hooks."""
         isolate(tx, ended, partial(self.follow_ends, silent=silent), partial(self._leave_out_hooks, silent=silent))
 
     def _leave_out_hooks(self, tx: Transaction, row: RunRow, error: Exception, *, silent: Container[bytes]) -> None:
-        whose = {"run_id": to_text(row.id)}
+        ids = {"run_id": to_text(row.id)}
         log.error(
             "run.followers_skipped run=%s: the run has ended; its hooks and callbacks failed and are skipped",
-            *whose.values(),
+            *ids.values(),
             exc_info=error,
-            extra=whose,
+            extra=ids,
         )
         self.follow_ends(tx, [row], hooks=False, silent=silent)
 
@@ -322,19 +324,19 @@ class Runs:
         hooks: bool = True,
         silent: Container[bytes] = (),
     ) -> None:
-        """Notify parents, lanes, waiting clients and other workflows of ended runs; of the silent, not their parents.
+        """Notify parents (except of `silent` runs), lanes, waiting clients and other workflows of ended runs.
 
-        A run that goes on in another has ended only for clients, which follow it.
+        A run that continues as new has ended only for clients, which follow the next run.
         """
         if not ended:
             return
-        over = [row for row in ended if not row.goes_on]
+        finished = [row for row in ended if not row.goes_on]
         if self.code.has_waits:
             other_runs.ended(tx, [row.id for row in ended])
         tx.result.outgoing.runs.extend(ended)
         tx.result.outgoing.ended.extend(_announced(row, turn_task_ends.get(row.id)) for row in ended)
-        giving: list[bytes] = []
-        for row in over:
+        with_outputs: list[bytes] = []
+        for row in finished:
             if row.parent_run is None or row.id in silent:
                 continue
             if row.parent_step is None:
@@ -343,10 +345,10 @@ class Runs:
             else:
                 tx.result.runs.child_ended(row.parent_run, row.status, row.parent_step)
                 if row.state is RunState.SUCCESS:
-                    giving.append(row.id)
-        if giving:
-            dags.save_outputs(tx.connection, self.dags.outputs(tx, giving))
-        lanes = Counter(row.lane for row in over if row.lane is not None)
+                    with_outputs.append(row.id)
+        if with_outputs:
+            dags.save_outputs(tx.connection, self.dags.outputs(tx, with_outputs))
+        lanes = Counter(row.lane for row in finished if row.lane is not None)
         if lanes:
             if tx.shard is None:
                 runs.unpark(tx.connection, lanes)
@@ -354,9 +356,9 @@ class Runs:
                 ancestry.unpark(tx.connection, lanes)
             tx.result.wake.runs_to_begin = True
         # Compositions have no hooks, and no other workflow can wait for their ends.
-        heard = [(self._kinds[row.kind], row) for row in over if row.workflow and not is_composed(row.workflow)]
-        if hooks and heard:
-            self.triggers.runs_ended(tx, heard)
+        announced = [(self._kinds[row.kind], row) for row in finished if row.workflow and not is_composed(row.workflow)]
+        if hooks and announced:
+            self.triggers.runs_ended(tx, announced)
         for kind in self._workflows:
             if rows := [row for row in ended if row.kind == kind.name]:
                 kind.drop([row.id for row in rows])
@@ -364,17 +366,17 @@ class Runs:
 
 
 def _delta(changes: Sequence[RunChanges]) -> dict[str, int]:
-    """Return how much each counter changes by all of these: as a rule there is one."""
+    """Return the combined counter changes. Usually there is a single set of changes."""
     return defaultdict(int, changes[0].delta) if len(changes) == 1 else total(changes)
 
 
 def _beginning(row: RunRow) -> RunChanges:
-    """Return what a run is notified of that begins, or begins again."""
+    """Return the changes that tell a run's plan that the run begins, or begins again."""
     return RunChanges(begun=not row.again, closed=row.again, is_retried=row.again, of_flow=row.flow)
 
 
 def _announced(run: RunRow, turn_task: TurnTaskEnd | None) -> Ended:
-    """Return the end that clients hear. A success without a result makes them look where a run goes on."""
+    """Return the end as published to clients. A success without a result makes clients look up the next run."""
     if run.goes_on:
         return Ended(run.id, RunState.SUCCESS)
     return Ended(
@@ -382,10 +384,9 @@ def _announced(run: RunRow, turn_task: TurnTaskEnd | None) -> Ended:
     )
 
 
-def _is_due(number: int, slice_: Sequence[object]) -> bool:
-    """Say whether a slice is done however little time there is: the first, and a run that stands alone behind it.
+def _must_run(number: int, slice_: Sequence[object]) -> bool:
+    """Return whether a slice must run even without time left: the first, or a single run right behind it.
 
-    Its definition may be one that has not been worked out yet. Behind those of a tree that takes all the time, tick
-    after tick, it never would be.
+    The single run may have a definition that is not compiled yet. Otherwise a busy tree might block it forever.
     """
     return number == 0 or (number == 1 and len(slice_) == 1)

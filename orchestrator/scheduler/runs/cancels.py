@@ -1,7 +1,7 @@
-"""Cancel runs, and all below them: thousands in a few statements, whatever they are in the middle of.
+"""Cancel runs and their descendants, thousands in a few statements, whatever their state.
 
-A run that is being cancelled starts nothing more. Its plan is not asked: when its tasks and the runs below it have
-ended, it ends, and what is left of it counts as cancelled.
+A run being cancelled starts nothing more, and its plan is not consulted. It ends when its tasks and child runs have
+ended; tasks that never started count as cancelled.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from orchestrator.store.runs import transitions as store
 from orchestrator.store.tasks import revival
 from orchestrator.store.tasks.revival import Revived
 
-_MARKED = 1_000
-"""Runs below others that are marked between two looks at the clock."""
+_MAX_MARKED = 1_000
+"""Descendants marked between two checks of the clock."""
 _COST = 2
 """The cost of cancelling a run, as a number of planned steps."""
 
@@ -38,19 +38,19 @@ class Cancels:
     backlog: Backlog
 
     def mark(self, tx: Transaction, ids: list[bytes], *, code: bool = False) -> None:
-        """Let runs start nothing more, and be cancelled."""
+        """Mark runs as being cancelled, so that they start nothing more."""
         self.runs.forget(cancels.mark(tx.connection, ids, code=code))
 
     def time_out(self, tx: Transaction, limit: int, grace: float) -> list[bytes]:
-        """Cancel runs that have timed out; return those whose code must be notified first."""
+        """Cancel runs that have timed out. Return those whose code must be notified first."""
         late = cancels.time_out(tx.connection, tx.now, limit, grace)
         self.runs.forget([run.id for run in late])
         return [run.id for run in late if run.is_told]
 
     def go_on(self, tx: Transaction, limit: int) -> None:
-        """Cancel what is below runs that are being cancelled, and end those of which nothing is open.
+        """Cancel descendants of runs being cancelled, and end those runs with nothing open.
 
-        It goes on as long as there is time, but some are cancelled however little there is.
+        This continues while there is time, and always cancels some.
         """
         size = max(1, tx.budget.slice // _COST)
         while ids := self.backlog.cancelling(tx, size):
@@ -60,11 +60,11 @@ class Cancels:
                 break
 
     def _cancel_slice(self, tx: Transaction, ids: Sequence[bytes], limit: int) -> bool:
-        """Cancel some of what is below these runs, and some of their tasks; end those that have neither.
+        """Cancel some descendants and tasks of these runs. End runs without either.
 
-        Return whether there may be more below them.
+        Return whether there may be more descendants.
         """
-        below = cancels.mark_below(tx.connection, ids, tx.now, _MARKED)
+        below = cancels.mark_below(tx.connection, ids, tx.now, _MAX_MARKED)
         self.runs.forget([row.id for row in below])
         ended = [row for row in below if row.state is RunState.CANCELLED]
         self.runs.follow_each(tx, ended, silent={row.id for row in ended})
@@ -74,23 +74,23 @@ class Cancels:
             cancel_tasks(tx, tasks)
             self.runs.advance(tx)
         waiting = self.backlog.waiting(tx, ids)
-        left = [run for run in ids if run not in waiting and not self.runs.is_refused(tx, run)]
-        isolate(tx, left, self._end, lambda tx, run, error: self.backlog.set_aside(tx, (run, ()), error))
-        self.runs.advance(tx)  # a stuck run is notified of the children that have ended just now
-        waiting = self.backlog.waiting(tx, ids)  # and those of which this was found out just now
+        remaining = [run for run in ids if run not in waiting and not self.runs.is_refused(tx, run)]
+        isolate(tx, remaining, self._end, lambda tx, run, error: self.backlog.set_aside(tx, (run, ()), error))
+        self.runs.advance(tx)  # a stuck run receives the ends of its children first
+        waiting = self.backlog.waiting(tx, ids)  # some runs may have become stuck just now
         closing = [run for run in ids if run in waiting and run not in tx.budget.refused]
         isolate(tx, closing, self._close_stuck, self._leave_stuck)
-        return len(below) == _MARKED
+        return len(below) == _MAX_MARKED
 
-    def _end(self, tx: Transaction, left: Sequence[bytes]) -> None:
-        """End runs from below, as far as there is time."""
-        while left and (at_rest := cancels.at_rest(tx.connection, left)):
+    def _end(self, tx: Transaction, remaining: Sequence[bytes]) -> None:
+        """End runs from the leaves upward, while there is time."""
+        while remaining and (at_rest := cancels.at_rest(tx.connection, remaining)):
             silent = {run.id for run in at_rest if run.is_with_parent}
             self._end_as_cancelled(tx, [run.id for run in at_rest], silent=silent)
             if tx.budget.is_spent:
                 break
-            over = {run.id for run in at_rest}
-            left = [run for run in left if run not in over]
+            ended = {run.id for run in at_rest}
+            remaining = [run for run in remaining if run not in ended]
 
     def _end_as_cancelled(
         self,
@@ -104,43 +104,44 @@ class Cancels:
         self.runs.follow_ends(tx, ended, hooks=hooks, silent=silent)
 
     def _leave_stuck(self, tx: Transaction, run: bytes, error: Exception) -> None:
-        """Let others be cancelled although a run cannot even be ended: that is tried again when somebody retries it."""
+        """Set aside a run that cannot even be ended, so that others are cancelled. A person's retry tries it again."""
         self.backlog.set_aside(tx, (run, ()), error)
         tx.budget.given_up.add(run)
 
     def _close_stuck(self, tx: Transaction, ids: Sequence[bytes]) -> None:
-        """End runs that are being cancelled and cannot be planned: all that is open of them was never created."""
-        over = stuck.at_rest(tx.connection, ids)
-        if not over:
+        """End stuck runs being cancelled whose remaining open steps were never created."""
+        stuck_runs = stuck.at_rest(tx.connection, ids)
+        if not stuck_runs:
             return
-        pending_changes = self.backlog.take_of(tx, over)
-        counted = {run: total(pending_changes.get(run, ())) for run in over}
+        pending_changes = self.backlog.take_of(tx, stuck_runs)
+        counted = {run: total(pending_changes.get(run, ())) for run in stuck_runs}
         rows = runs.count(tx.connection, counted)
-        self._end_as_cancelled(tx, over, hooks=False)
+        self._end_as_cancelled(tx, stuck_runs, hooks=False)
         for row in rows:
-            if row.reason == TIMED_OUT:  # it can be retried: then its plan is notified after all, and counts by itself
+            if row.reason == TIMED_OUT:  # a retry notifies its plan after all, which then does its own counting
                 counted[row.id].update(cancelled=row.open, opened=-row.open)
                 end = RunChanges({name: -number for name, number in counted[row.id].items()}, stopped=True)
-                self.backlog.add(tx, [(row.id, one) for one in [*pending_changes.get(row.id, ()), end]], is_over=True)
+                self.backlog.add(
+                    tx, [(row.id, changes) for changes in [*pending_changes.get(row.id, ()), end]], is_over=True
+                )
 
 
-# -- try failed runs again: a run waits for its limit like a new one, then goes on by `domain/dag/state.py`
+# -- retry failed runs: a run waits for its limit like a new one, then continues by `domain/dag/state.py`
 
 
 def requeue_runs(tx: Transaction, ids: list[bytes]) -> set[bytes]:
-    """Let failed runs of workflows stand in line again; return those that do."""
+    """Queue failed runs of workflows again. Return the queued runs."""
     requeued = cancels.requeue(tx.connection, ids) if ids else set()
     tx.result.wake.runs_to_begin |= bool(requeued)
     return requeued
 
 
 def retry_plain(tx: Transaction, runs: Runs, item: inbox.Request, limit: int) -> bool:
-    """Open a slice of the tasks of a run without a workflow that had not succeeded when this was asked; say if that is
-    all."""
+    """Reopen a slice of a plain run's tasks that were unsuccessful at the request. Return whether all are done."""
     if cancels.has_workflow(tx.connection, item.target):
-        return True  # somebody else has retried it
-    asked_at = tx.now - timedelta(seconds=item.age)
-    ids = store.retryable_tasks(tx.connection, item.target, asked_at, limit)
+        return True  # another request has retried the run
+    requested_at = tx.now - timedelta(seconds=item.age)
+    ids = store.retryable_tasks(tx.connection, item.target, requested_at, limit)
     if len(retry_tasks(tx, runs, ids, cancelled=True).moved) >= limit:
         return False
     runs.conclude(tx, store.count(tx.connection, {item.target: {}}))
@@ -156,14 +157,14 @@ def retry_tasks(
     cancelled: bool = False,
     attempts: Sequence[int | None] = (),
 ) -> Revived:
-    """Open failed and skipped tasks again, also cancelled ones if so asked, and their runs with them.
+    """Reopen failed and skipped tasks, with `cancelled` also cancelled ones, and their runs.
 
-    With `attempts`, one for each id, only after these.
+    `attempts` has one entry for each id: reopen the task only after that attempt.
     """
     if not ids:
         return Revived([], set())
-    wanted, after = zip(*dict.fromkeys(zip_longest(ids, attempts)), strict=True)
-    revived = revival.revive(tx.connection, list(wanted), cancelled=cancelled, attempts=after)
+    tasks, after = zip(*dict.fromkeys(zip_longest(ids, attempts)), strict=True)
+    revived = revival.revive(tx.connection, list(tasks), cancelled=cancelled, attempts=after)
     tx.result.note(revived.moved)
     tx.result.wake.contested |= bool(revived.contested)
     run_ids = list({task.run_id for task in revived.moved if task.run_id is not None})

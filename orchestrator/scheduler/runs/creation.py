@@ -1,4 +1,4 @@
-"""Create runs on behalf of others: running tasks, other runs, schedules, events, and people."""
+"""Create runs on behalf of running tasks, other runs, schedules, events and people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.store.runs.creation import NewRun
 
 
 def create_runs(tx: Transaction, new: Sequence[NewRun]) -> set[bytes]:
-    """Create runs of any kind, once; return those that did not exist. Those of code without a lane have begun."""
+    """Create runs of any kind, once. Return the new ones. Code runs without a lane begin at once."""
     if not new:
         return set()
     tx.result.wake.runs_to_begin |= any((run.code is None or run.lane is not None) and not run.begun for run in new)
@@ -25,7 +25,7 @@ def create_runs(tx: Transaction, new: Sequence[NewRun]) -> set[bytes]:
 
 
 def copy_begun(tx: Transaction, new: Sequence[tuple[NewRun, bytes]]) -> None:
-    """Create runs that have begun with one task, with their states; Postgres refuses all of them where one exists."""
+    """Create runs that have begun with a single task, with their states. If one exists, Postgres refuses all."""
     tx.result.wake.delayed |= any(run.timeout is not None for run, _ in new)
     if tx.vault is not None:
         new = [(dags.sealed(run, tx.vault), tx.vault.seal(VALUE, state)) for run, state in new]
@@ -33,6 +33,6 @@ def copy_begun(tx: Transaction, new: Sequence[tuple[NewRun, bytes]]) -> None:
 
 
 def full_trees(tx: Transaction, new: Iterable[NewRun], nesting: Nesting) -> set[bytes]:
-    """Count runs that come of others; return the first of each tree of runs that has grown too large to get these."""
+    """Count runs with ancestors. Return the roots of trees that have grown too large for the new runs."""
     roots = Counter(run.root for run in new if run.root is not None)
     return ancestry.count_descendants(tx.connection, roots, nesting.descendants) if roots else set()

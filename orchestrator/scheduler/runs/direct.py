@@ -1,6 +1,6 @@
-"""Create runs that begin at once: a workflow of one task has nothing to plan, so run and task are written together.
+"""Create runs that begin at once: a workflow of one task needs no planning, so run and task are written together.
 
-Every other run is created pending, and begins when its turn comes.
+Every other run is created pending, and begins in its turn.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.runs.transitions import RunRow
 from orchestrator.trace_context import below, run_span
 
-_MANY = 20
-"""Runs that pay for a savepoint, under which they are copied."""
+_MIN_COPIED = 20
+"""Runs from which on a bulk copy under a savepoint pays."""
 
 
 def create_begun(tx: Transaction, dags: Dags, new: Sequence[NewRun]) -> set[bytes]:
-    """Create runs that no other run waits for, once; return those that did not exist.
+    """Create runs that no other run waits for, once. Return the new ones.
 
-    A run of one task begins here, unless a limit may keep it waiting or its input takes long to evaluate.
+    A run of one task begins here, unless a limit may hold it back or its input is slow to evaluate.
     """
     tasks: dict[bytes, NewTask] = {}
     begun: list[tuple[NewRun, bytes]] = []
@@ -49,7 +49,7 @@ def create_begun(tx: Transaction, dags: Dags, new: Sequence[NewRun]) -> set[byte
         tasks[run.id] = task
         tx.budget.created(run.id, len(task.payload))
         begun.append((run, compiled.begun[1]))
-    if len(begun) >= _MANY and _copied(tx, begun, tasks):
+    if len(begun) >= _MIN_COPIED and _copy(tx, begun, tasks):
         created = create_runs(tx, waiting).union(tasks)
     else:
         rows = [run._replace(total=1, state=state, begun=True) for run, state in begun]
@@ -60,8 +60,8 @@ def create_begun(tx: Transaction, dags: Dags, new: Sequence[NewRun]) -> set[byte
     return created
 
 
-def _copied(tx: Transaction, begun: Sequence[tuple[NewRun, bytes]], tasks: Mapping[bytes, NewTask]) -> bool:
-    """Create runs with their tasks all at once; say whether that is done, which it is not where one exists."""
+def _copy(tx: Transaction, begun: Sequence[tuple[NewRun, bytes]], tasks: Mapping[bytes, NewTask]) -> bool:
+    """Copy runs and their tasks in bulk. Return False if one of the runs exists already; nothing is created then."""
     new = list(tasks.values())
     if tx.has_spans:
         new = [replace(tasks[run.id], trace=run.trace and below(run.trace, run_span(run.id))) for run, _ in begun]
@@ -75,16 +75,16 @@ def _copied(tx: Transaction, begun: Sequence[tuple[NewRun, bytes]], tasks: Mappi
 
 
 def _compiled(tx: Transaction, dags: Dags, run: NewRun) -> Compiled | None:
-    """Return the definition of a run that no limit may keep waiting, if it has one."""
+    """Return the compiled definition of a DAG run that no limit can hold back, or None."""
     if run.code is not None or run.flow or run.lane is not None or run.workflow is None or run.version is None:
         return None
     return dags.compiled(tx, run.workflow, run.version)
 
 
 def _only_task(tx: Transaction, dags: Dags, work: Evaluating, new: NewRun, compiled: Compiled) -> NewTask | None:
-    """Return the task that a run consists of, or None.
+    """Return the single task of a run, or None.
 
-    None is also where there is no room for it now, or where it cannot be made: then the run is planned, which says why.
+    None also if there is no room now, or if the task cannot be made: the run is then planned, which reports why.
     """
     if compiled.begun is None:
         return None
@@ -95,8 +95,8 @@ def _only_task(tx: Transaction, dags: Dags, work: Evaluating, new: NewRun, compi
         if not may_be_done or not tx.budget.has_room_for_data(run.id):
             return None
         try:
-            ((given, key),) = compiled.programs[0].instances(names, range(1), None)
-            return task_of(run, 0, 0, None, given, key, dags.max_payload)
+            ((value, key),) = compiled.programs[0].instances(names, range(1), None)
+            return task_of(run, 0, 0, None, value, key, dags.max_payload)
         except (InvalidWorkflow, *REFUSALS):
             return None
 

@@ -1,4 +1,4 @@
-"""Kinds of runs: what the leader asks of each of them, and how it keeps the runs that it plans."""
+"""The interface of kinds of runs to the leader, and the cache of planned runs."""
 
 from __future__ import annotations
 
@@ -18,51 +18,50 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """A mapping that forgets what was used longest ago. What was put in last is always there."""
+    """A weighted least-recently-used cache. The latest entry is always kept."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_weight: int) -> None:
+        self._max_weight = max_weight
         self._weight = 0
-        self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
 
     def __contains__(self, key: K) -> bool:
-        return key in self._kept
+        return key in self._entries
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     def get(self, key: K) -> V | None:
-        """Return what is kept under a key, and keep it longer."""
-        found = self._kept.get(key)
-        if found is None:
+        """Return the value of a key, and mark it as used."""
+        entry = self._entries.get(key)
+        if entry is None:
             return None
-        self._kept.move_to_end(key)
-        return found[0]
+        self._entries.move_to_end(key)
+        return entry[0]
 
     def put(self, key: K, value: V, weight: int) -> V:
-        """Keep something that weighs so much; return it."""
+        """Store a value with its weight. Return the value."""
         self.drop(key)
-        self._kept[key] = value, weight
+        self._entries[key] = value, weight
         self._weight += weight
-        while self._weight > self._most and len(self._kept) > 1:
-            oldest, (_, lighter) = self._kept.popitem(last=False)
-            self._weight -= lighter
+        while self._weight > self._max_weight and len(self._entries) > 1:
+            oldest, (_, old_weight) = self._entries.popitem(last=False)
+            self._weight -= old_weight
             self._dropped(oldest)
         return value
 
     def drop(self, key: K) -> None:
-        """Forget what is kept under a key."""
-        found = self._kept.pop(key, None)
-        if found is not None:
-            self._weight -= found[1]
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._weight -= entry[1]
             self._dropped(key)
 
     def _dropped(self, key: K) -> None:
-        """Something is no longer kept."""
+        """Called when a key was removed."""
 
     def clear(self) -> None:
-        """Forget everything."""
-        self._kept.clear()
+        """Remove everything."""
+        self._entries.clear()
         self._weight = 0
 
 
@@ -70,13 +69,13 @@ R = TypeVar("R")
 
 
 class Saved(NamedTuple):
-    """The stored fields of a run."""
+    """The fields of a run to store."""
 
     delta: Delta
     state: bytes
     expanding: bool = False
     is_open: bool = False
-    """Steps of its plan are open, so that it cannot end."""
+    """Steps of the plan are open, so the run cannot end."""
 
 
 class Advanced(NamedTuple):
@@ -84,49 +83,49 @@ class Advanced(NamedTuple):
 
     saved: dict[bytes, Saved]
     ends: Sequence[tuple[bytes, RunState, str | None]] = ()
-    late: Set[bytes] = frozenset()
-    """Runs that advance in a later tick, which has time to read their definitions."""
+    postponed: Set[bytes] = frozenset()
+    """Runs to advance in a later tick that has time to read their definitions."""
 
 
 class RunKind(CommitHooks):
-    """The interface of the runs of one kind of workflow; this class serves runs without a workflow."""
+    """The interface of the runs of one kind of workflow. This class serves runs without a workflow."""
 
     name: str | None = None
-    """The value of `RunRow.kind` of its runs."""
+    """The value of `RunRow.kind` of these runs."""
     ends_itself = False
-    """Its planner or its code says how a run ends. Other runs end when nothing of them is open."""
+    """The planner or the code ends the run. Other runs end when nothing in them is open."""
     has_hooks = False
     """The definition may name tasks that follow the end of a run."""
     is_listened_to = True
     """Other workflows may start when a run ends."""
 
     def hooks(self, run: bytes, state: str) -> tuple[int, int]:  # noqa: ARG002
-        """Return how many hooks follow this end of a run that was planned just now, and how much each is given."""
+        """Return how many hooks follow the end of a run planned in this tick, and the bytes of each one's input."""
         return 0, 0
 
     def drop(self, ids: Sequence[bytes]) -> None:
-        """Forget runs that have ended, or are being cancelled. If they go on, Postgres has them."""
+        """Drop cached runs that have ended or are being cancelled. Postgres has them if they continue."""
 
     def ended(self, tx: Transaction, rows: Sequence[RunRow]) -> None:
-        """Clean up after runs that have ended."""
+        """Clean up after ended runs."""
 
 
 class PlannedRuns(RunKind, Generic[R]):
-    """Runs of DAGs or flows. Each is kept as it stands in Postgres, and is read again after a tick that failed."""
+    """Runs of DAGs or flows, cached as stored in Postgres. The cache is cleared after a rollback."""
 
     def __init__(self, weight: int) -> None:
         self._runs: LruCache[bytes, R] = LruCache(weight)
 
     def plans(self, changes: Sequence[RunChanges]) -> bool:
-        """Say whether a plan of this kind has to hear of changes of a run, if the run has one."""
+        """Return whether plans of this kind must see these changes."""
         raise NotImplementedError
 
     def advance(self, tx: Transaction, changes: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
-        """Notify plans of what happened to their runs, and start what follows."""
+        """Apply changes to plans, and start what follows."""
         raise NotImplementedError
 
     def rolled_back(self) -> None:
-        """Undo plans after a rollback."""
+        """Clear the cached plans."""
         self._runs.clear()
 
     def drop(self, ids: Sequence[bytes]) -> None:

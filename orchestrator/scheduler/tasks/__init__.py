@@ -1,1 +1,1 @@
-"""Tasks: reported, created, due."""
+"""Tasks: apply reports, create and cancel tasks, start runs."""

@@ -1,4 +1,4 @@
-"""Create and cancel tasks on behalf of others: running tasks, runs, and people."""
+"""Create and cancel tasks on behalf of running tasks, runs and people."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
 
 
 def create_enqueued(tx: Transaction, children: Sequence[NewTask]) -> None:
-    """Create what running tasks enqueue. A task that needs a taken key waits for it in the inbox."""
+    """Create the tasks that running tasks enqueued. Tasks with unique keys go through the inbox."""
     with_keys = [child for child in children if child.unique is not None]
     if with_keys:
         unique.defer(tx.connection, with_keys)
@@ -43,16 +43,16 @@ def create_tasks(
     *,
     are_new: bool = False,
 ) -> None:
-    """Create tasks, once; `attempts` of tasks that were taken back go on counting from there.
+    """Create tasks, once. `attempts` holds the attempt numbers from which tasks that were taken back continue.
 
-    Those that `are_new` are copied, which costs Postgres a third: it refuses all of them where one exists.
+    With `are_new`, tasks are copied in bulk at a third of the cost, but Postgres refuses all of them if one exists.
     """
     if children:
         tx.result.wake.delayed |= any(child.delay > 0 or child.expires is not None for child in children)
         tx.result.wake.requests |= any(child.lane is not None for child in children)
-        pairs = [(owner, new.run_id or new.id) for new in children for owner in owners_in(new.payload)]
-        if kept := [pair for pair in pairs if pair[0] != pair[1]]:
-            payloads.keep(tx.connection, kept)
+        owned = [(owner, new.run_id or new.id) for new in children for owner in owners_in(new.payload)]
+        if references := [reference for reference in owned if reference[0] != reference[1]]:
+            payloads.keep(tx.connection, references)
         if tx.vault is not None:
             children = [msgspec.structs.replace(new, payload=tx.vault.seal(CALL, new.payload)) for new in children]
         if are_new:
@@ -70,7 +70,7 @@ def create_tasks(
 
 
 def cancel_tasks(tx: Transaction, ids: list[bytes], error: TaskError = _CANCELLED) -> None:
-    """End tasks wherever they stand; running attempts are revoked after the commit."""
+    """Cancel tasks in any state. Running attempts are revoked after the commit."""
     create_tasks(tx, _endings_of(details.executions(tx.connection, list(dict.fromkeys(ids)))))
     endings = [AttemptEnd(task, None, "cancelled", error.to_json()) for task in dict.fromkeys(ids)]
     moved = transitions.end(tx.connection, TaskState.CANCELLED, endings, tx.now)
@@ -80,13 +80,13 @@ def cancel_tasks(tx: Transaction, ids: list[bytes], error: TaskError = _CANCELLE
 
 
 _NO_ARGUMENTS = msgspec.msgpack.encode(([], {}))
-_SURE_AFTER = 15.0
-"""Seconds after which a task makes sure that cancelled work has ended: its watcher may have died."""
+_END_CHECK_DELAY = 15.0
+"""Seconds before a task checks that a cancelled execution has ended, in case its watcher has died."""
 _END_OPTIONS = TaskOptions(retry=RetryPolicy(max=20), timeout=600.0, store_result=False)
 
 
 def _endings_of(executions: Sequence[details.Execution]) -> list[NewTask]:
-    """Return the tasks that end executions of cancelled tasks. A live watcher ends its execution at once."""
+    """Return tasks that end the executions of cancelled tasks. A live watcher ends its execution at once."""
     created = []
     for task in executions:
         call, record = executor_of(task.options), decode_record(task.details)
@@ -99,7 +99,7 @@ def _endings_of(executions: Sequence[details.Execution]) -> list[NewTask]:
                 name=task_name(call.name),
                 queue=task.queue,
                 payload=_NO_ARGUMENTS,
-                delay=_SURE_AFTER if task.is_in_flight else 0.0,
+                delay=_END_CHECK_DELAY if task.is_in_flight else 0.0,
                 options=msgspec.json.encode(options).decode(),
             )
         )
@@ -107,35 +107,37 @@ def _endings_of(executions: Sequence[details.Execution]) -> list[NewTask]:
 
 
 def log_failed(tx: Transaction, errors: Mapping[bytes, TaskError]) -> None:
-    """Log that tasks failed without a worker that could report it: one line for all of them."""
+    """Log tasks that failed without a worker to report the failure, in one line."""
     for task, error in errors.items():
         others = f", and {len(errors) - 1:,} others likewise" if len(errors) > 1 else ""
-        whose = {"task_id": to_text(task), "task_name": results.name_of(tx.connection, task)}
-        log.error("task.failed error=%s: %s%s", error.kind, error.message, others, extra=whose)
+        extra = {"task_id": to_text(task), "task_name": results.name_of(tx.connection, task)}
+        log.error("task.failed error=%s: %s%s", error.kind, error.message, others, extra=extra)
         return
 
 
-# -- ends that the leader knows before Postgres says so: of tasks of runs that it has created as claimed, and of the few
-# single ones that it has claimed lately.
+# -- foreseen ends: the results of tasks that the leader created as claimed for runs, and of the last few single tasks
+# that it claimed
 #
-# If such an attempt succeeds, what follows can be worked out in memory, and the whole tick is one message to
-# Postgres. Each of its statements that ends tasks fails unless it ends those that were foreseen; then nothing has
-# happened, and the tick is done again without foresight.
+# If such an attempt succeeds, its consequences are computed in memory, and the whole tick is one round trip to
+# Postgres. Its statements fail unless they end exactly the foreseen tasks; then nothing has happened, and the tick runs
+# again without foresight.
 
 
-_FEW = 20
-"""Tasks that were claimed at once, at most, to be foreseen: more of them are reported together, too."""
+_MAX_FORESEEN = 20
+"""Tasks claimed together that are foreseen, at most. Larger batches are also reported together."""
 
 
 class Foreseen(CommitHooks):
-    """Tasks in flight as they are once they have succeeded."""
+    """Tasks in flight, as they will be once they have succeeded."""
 
     def __init__(self) -> None:
         self._ends: dict[bytes, Moved] = {}
 
     def ends(self, reports: Iterable[Report], *, single: bool) -> Mapping[bytes, Moved] | None:
-        """Return how the tasks of these reports have ended, if all of them are successes of foreseen attempts: of
-        `single` tasks, or of steps."""
+        """Return the ends of the reported tasks if all reports are successes of foreseen attempts, else None.
+
+        With `single`, only tasks without a run count; otherwise only steps of runs.
+        """
         found: dict[bytes, Moved] = {}
         for report in reports if self._ends else ():
             if not isinstance(report, Succeeded) or report.children:
@@ -147,14 +149,14 @@ class Foreseen(CommitHooks):
         return found or None
 
     def committed(self, tick: TickResult) -> None:
-        """Foresee the ends of what was created, and forget what has ended."""
+        """Foresee the ends of new tasks, and forget ended ones."""
         if self._ends:
             for ended in tick.outgoing.ended:
                 self._ends.pop(ended.id, None)
         self._ends.update({end.id: end for end in tick.tasks.foreseen})
-        if len(claimed := tick.outgoing.claimed) <= _FEW:
+        if len(claimed := tick.outgoing.claimed) <= _MAX_FORESEEN:
             self._ends.update(
-                {  # a claim does not say whether a task has callbacks
+                {  # a claim does not read whether a task has callbacks
                     task.id: Moved(task.id, "success", task.queue, None, task.attempt, "dispatched", task.name)
                     for task in claimed
                     if task.run_id is None and task.lane is None and task.unique_key is None
@@ -162,5 +164,4 @@ class Foreseen(CommitHooks):
             )
 
     def rolled_back(self) -> None:
-        """Foresee nothing of what is in flight."""
         self._ends.clear()

@@ -1,4 +1,4 @@
-"""Apply what workers report: fold, guard, derive."""
+"""Apply the reports of workers to tasks."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ Reported = tuple[str, str, Report]
 
 
 class Decoded(NamedTuple):
-    """A read of the events stream."""
+    """The decoded entries of one read of the events stream."""
 
     reports: list[Reported]
     refused: list[Refused]
     turns: list[tuple[str, Activated]]
-    """Next turns, and their workers."""
+    """Workers and their reported turns."""
 
     def are_plain_successes(self) -> bool:
-        """Say whether tasks have succeeded, and that is all: none has asked for others."""
+        """Return whether all reports are successes that enqueue nothing."""
         return (
             bool(self.reports)
             and not self.turns
@@ -85,17 +85,17 @@ class Decoded(NamedTuple):
 
 @dataclass
 class Reports:
-    """Applies reports, all of a tick at once."""
+    """Applies the reports of a tick together."""
 
     code: CodeRuns
     loss_limit: int
     inline_result: int
     signing: Signing
     unknown_timeout: float
-    """Seconds for which a task waits for a worker that can open it."""
+    """Seconds for which a task waits for a worker with its data key."""
 
     def decode(self, inbound: Inbound) -> Decoded:
-        """Return the reports in entries of the events stream; unreadable or unsigned ones are quarantined."""
+        """Decode entries of the events stream. Quarantine malformed and unsigned ones."""
         decoded = Decoded([], [], [])
         for entry, body in inbound.entries:
             try:
@@ -114,13 +114,13 @@ class Reports:
         if turns and (steps := steps_of(tx, self.code, (report for _, _, report in reports), turns)):
             apply_steps(tx, self.code, steps.values(), self.inline_result)
             ended = {id(step.success) for step in steps.values()}
-            reports = [one for one in reports if id(one[2]) not in ended]
+            reports = [item for item in reports if id(item[2]) not in ended]
         self.apply_reports(tx, reports)
         if turns:
             apply_last_turns(tx, self.code, turns, self.inline_result)
 
     def apply_reports(self, tx: Transaction, reports: Sequence[Reported]) -> None:
-        """Apply reports. In a bisecting tick, one that cannot be is set aside, and a failure takes its place."""
+        """Apply reports. A bisecting tick quarantines a bad report, and fails its attempt."""
         if tx.is_bisecting:
             isolate(tx, reports, self._apply, self._refuse)
         elif reports:
@@ -129,13 +129,13 @@ class Reports:
     def _refuse(self, tx: Transaction, reported: Reported, error: Exception) -> None:
         entry, worker, report = reported
         if isinstance(report, Failed) and report.duration < 0:
-            return  # not even its failure can be stored; the report itself has been set aside
+            return  # even its failure cannot be stored, and the report is quarantined already
         tx.result.outgoing.set_aside.append(Refused(entry, encode(report), f"{worker}: {said(error)}"))
         if isinstance(report, (Succeeded, Failed, Activated)):
             self.apply_reports(tx, [(entry, worker, _refused(report, error))])
 
     def _apply(self, tx: Transaction, reports: Sequence[Reported]) -> None:
-        """Bring tasks to the states that their current attempts report."""
+        """Move tasks to the states that their current attempts report."""
         attempts: list[tuple[str, AttemptReport]] = []
         children: list[NewTask] = []
         notes: list[Noted] = []
@@ -153,7 +153,7 @@ class Reports:
         succeeded: list[tuple[str, Succeeded]] = []
         activated: list[tuple[str, Activated]] = []
         unhappy: list[tuple[str, Failed | Lost]] = []
-        again: list[Requeue] = []
+        retried: list[Requeue] = []
         adopted: list[Adoption] = []
         returned: list[tuple[str, Returned]] = []
         for worker, report in fold(attempts).values():
@@ -168,41 +168,41 @@ class Reports:
             else:
                 unhappy.append((worker, report))
         if returned:
-            self._take_back(tx, returned, again, adopted, unhappy)
+            self._take_back(tx, returned, retried, adopted, unhappy)
         if children:
             create_enqueued(tx, children)
         if recalled:
             tx.result.outgoing.set_aside += find_gone(tx, recalled)
-        if notes:  # before their attempts end, and with them the right to leave anything
+        if notes:  # while their attempts are current and may write notes
             details.save(tx.connection, fold_notes(notes).values())
         if succeeded:
             rows = [Success(r.id, r.attempt, r.result, r.duration, worker) for worker, r in succeeded]
             moved = [] if tx.succeed_and_commit is None else tx.succeed_and_commit(rows)
             moved = moved or transitions.succeed(tx.connection, rows, tx.now, tx.foreseen)
-            wanted = tx.result.note_successes(moved, [report for _, report in succeeded], self.inline_result)
-            if wanted:
-                create_enqueued(tx, wanted)
+            enqueued = tx.result.note_successes(moved, [report for _, report in succeeded], self.inline_result)
+            if enqueued:
+                create_enqueued(tx, enqueued)
         if started:
             tx.result.capacity.begun += [(start.id, start.attempt) for start in started]
             tx.result.outgoing.moved += transitions.start(tx.connection, started, tx.now, told=tx.is_watched)
         if activated:
             apply_activations(tx, self.code, activated, self.inline_result)
-        endings = _decide(tx, unhappy, again, self.loss_limit) if unhappy else []
+        endings = _decide(tx, unhappy, retried, self.loss_limit) if unhappy else []
         if unhappy and self.code.has_sent_queries:
             self.code.lost(tx, [report for _, report in unhappy if isinstance(report, Lost)])
         lingering = {report.id for _, report in unhappy if isinstance(report, Failed) and report.lingering}
         if adopted:
             transitions.adopt_executors(tx.connection, adopted)
-        if again:
-            tx.result.wake.delayed |= any(row.delay > 0 for row in again)
-            tx.result.wake.handed_back |= any(row.outcome is None for row in again)
-            repeated = transitions.requeue(tx.connection, again, tx.now)
-            tx.result.note(repeated, lingering=lingering)
-            tx.result.counts.time(repeated, again)
-            outcomes = {row.id: row.outcome for row in again}  # what was handed back has none
-            tx.result.counts.retried += [task.queue for task in repeated if outcomes[task.id] not in (None, "lost")]
-            tx.result.counts.lost += [task.queue for task in repeated if outcomes[task.id] == "lost"]
-            _log_lost(unhappy, repeated)
+        if retried:
+            tx.result.wake.delayed |= any(row.delay > 0 for row in retried)
+            tx.result.wake.handed_back |= any(row.outcome is None for row in retried)
+            requeued = transitions.requeue(tx.connection, retried, tx.now)
+            tx.result.note(requeued, lingering=lingering)
+            tx.result.counts.time(requeued, retried)
+            outcomes = {row.id: row.outcome for row in retried}  # returned attempts have none
+            tx.result.counts.retried += [task.queue for task in requeued if outcomes[task.id] not in (None, "lost")]
+            tx.result.counts.lost += [task.queue for task in requeued if outcomes[task.id] == "lost"]
+            _log_lost(unhappy, requeued)
         if endings:
             errors = {ending.id: error for ending, error in endings}
             moved = transitions.end(tx.connection, TaskState.FAILED, [ending for ending, _ in endings], tx.now)
@@ -216,11 +216,11 @@ class Reports:
         self,
         tx: Transaction,
         returned: Sequence[tuple[str, Returned]],
-        again: list[Requeue],
+        retried: list[Requeue],
         adopted: list[Adoption],
         unhappy: list[tuple[str, Failed | Lost]],
     ) -> None:
-        """Sort attempts that were handed back. One that may have begun is lost, if its task counts its starts."""
+        """Sort returned attempts. One that may have begun counts as lost if its task limits its starts."""
         begun = [report.id for _, report in returned if report.begun]
         policies = waiting.policies(tx.connection, begun) if begun else {}
         for worker, report in returned:
@@ -229,14 +229,14 @@ class Reports:
                 unhappy.append((worker, Lost(report.id, report.attempt, alone=False, reason=report.reason)))
             elif report.data_key:
                 hold = hold_for_key(report.data_key)
-                again.append(Requeue(report.id, report.attempt, self.unknown_timeout, hold=hold))
+                retried.append(Requeue(report.id, report.attempt, self.unknown_timeout, hold=hold))
                 tx.result.capacity.lacking.append(hold)
             elif report.executor is not None:
                 adopted.append(Adoption(report.id, report.attempt, msgspec.json.encode(report.executor).decode()))
-                again.append(Requeue(report.id, report.attempt))
+                retried.append(Requeue(report.id, report.attempt))
             else:
-                again.append(Requeue(report.id, report.attempt, report.delay))
-                self.code.queries.not_shown(tx.result, [(report.id, report.attempt)])
+                retried.append(Requeue(report.id, report.attempt, report.delay))
+                self.code.queries.requeue(tx.result, [(report.id, report.attempt)])
                 if report.unknown:
                     tx.result.capacity.denied.append((worker, report.unknown))
 
@@ -244,37 +244,37 @@ class Reports:
 def _decide(
     tx: Transaction,
     unhappy: Sequence[tuple[str, Failed | Lost]],
-    again: list[Requeue],
+    retried: list[Requeue],
     loss_limit: int,
 ) -> list[tuple[AttemptEnd, TaskError]]:
-    """Sort failed and lost attempts into those tried again and those that end their task."""
+    """Decide for failed and lost attempts whether to retry them or to end their tasks."""
     endings: list[tuple[AttemptEnd, TaskError]] = []
     stuck: list[tuple[bytes, int, Violation]] = []
     retry_at: dict[bytes, float] = {}
     policies = waiting.policies(tx.connection, [report.id for _, report in unhappy])
-    asked = [
+    need_history = [
         report.id
         for _, report in unhappy
         if isinstance(report, Lost) or (report.id in policies and counts_starts(policies[report.id].options))
     ]
-    earlier = waiting.earlier(tx.connection, asked) if asked else {}
+    earlier_attempts = waiting.earlier(tx.connection, need_history) if need_history else {}
     executions = {task for task, policy in policies.items() if executor_of(policy.options) is not None}
     for worker, report in unhappy:
         policy = policies.get(report.id)
         if policy is None:
-            continue  # it has ended already
+            continue  # it has already ended
         if isinstance(report, Failed):
             outcome = "failed" if report.charged else "postponed"
             error, duration = report.error, max(0.0, report.duration)
             options = parse_options(policy.options)
             decision = after_failure(report, options.retry, policy.failures, random.random())
             if counts_starts(policy.options):
-                decision = within_starts(decision, options, earlier[report.id].starts, lost=False)
-        elif report.id in executions:  # its watcher died; it goes on elsewhere, and no loss is charged
+                decision = within_starts(decision, options, earlier_attempts[report.id].starts, lost=False)
+        elif report.id in executions:  # only its watcher died; another one takes over, and no loss is charged
             outcome, error, duration = "lost", watcher_lost(report), None
             decision = RetryTask(delay=0.0)
         else:
-            before, options = earlier[report.id], parse_options(policy.options)
+            before, options = earlier_attempts[report.id], parse_options(policy.options)
             outcome, duration = "lost", None
             error = lost_error(report, policy, before, loss_limit, options)
             after = after_loss_of_turn if policy.is_turn_task else after_loss
@@ -282,7 +282,7 @@ def _decide(
             decision = within_starts(decision, options, before.starts, lost=True)
         text = error.to_json()
         if isinstance(decision, RetryTask):
-            again.append(
+            retried.append(
                 Requeue(
                     report.id,
                     report.attempt,
@@ -296,7 +296,7 @@ def _decide(
                     duration=duration,
                 )
             )
-        elif policy.is_turn_task:  # whatever becomes of the code of a workflow, its run is never failed by it
+        elif policy.is_turn_task:  # a failure of workflow code never fails its run
             stuck.append((report.id, report.attempt, Violation(0, error.kind, error.message, error.traceback)))
             if isinstance(report, Lost):
                 pause = pause_after_loss(policy.losses + 1 - loss_limit)
@@ -320,71 +320,74 @@ def _decide(
 
 
 def watcher_lost(report: Lost) -> TaskError:
-    """Describe how the worker was lost that watched an execution."""
-    said = f"was not heard from for {report.unheard:.1f} s" if report.unheard else f"died: {_died_of(report)}"
-    return TaskError("WorkerLost", f"The worker that watched this execution {said}. Another goes on watching it.")
+    """Describe the loss of a worker that watched an execution."""
+    reason = f"was not heard from for {report.unheard:.1f} s" if report.unheard else f"died: {_died_of(report)}"
+    return TaskError("WorkerLost", f"The worker that watched this execution {reason}. Another goes on watching it.")
 
 
 def lost_error(report: Lost, policy: Policy, before: Earlier, limit: int, options: TaskOptions) -> TaskError:
-    """Describe how an attempt was lost, after the losses of its own and these attempts."""
+    """Describe the loss of an attempt, given the earlier losses and attempts of its task."""
     if report.unheard:
-        what = (
+        cause = (
             f"The worker that had this attempt was not heard from for {report.unheard:.1f} s: "
             f"it was stopped or cut off, or it died with its parent or its machine"
         )
     else:
-        what = f"The process that ran this attempt died: {_died_of(report)}"
+        cause = f"The process that ran this attempt died: {_died_of(report)}"
     if options.on_loss == "fail":
-        whose = "It is not started again (on_loss='fail'); it may have done all of its work, a part or nothing"
+        consequence = "It is not started again (on_loss='fail'); it may have done all of its work, a part or nothing"
     elif options.max_starts is not None:
-        whose = f"It is started at most {options.max_starts} times (max_starts); this was time {before.starts + 1}"
+        consequence = (
+            f"It is started at most {options.max_starts} times (max_starts); this was time {before.starts + 1}"
+        )
     elif report.alone:
         what_follows = "The run is stuck" if policy.is_turn_task else "The task fails"
         time = policy.losses + 1
-        whose = f"It ran nothing else. {what_follows} when that has happened {limit} times; this was time {time}"
+        consequence = f"It ran nothing else. {what_follows} when that has happened {limit} times; this was time {time}"
     elif policy.is_turn_task:
-        whose = "That need not be the fault of the run: its next turn has a process of its own"
+        consequence = "That need not be the fault of the run: its next turn has a process of its own"
     else:
-        most, time = DEATHS_PER_LOSS * limit, before.deaths + 1
-        whose = (
-            f"That need not be the task's fault: it fails when {most} processes have ended so; this was number {time}"
+        death_limit, time = DEATHS_PER_LOSS * limit, before.deaths + 1
+        consequence = (
+            f"That need not be the task's fault: it fails when {death_limit} processes have ended so; "
+            f"this was number {time}"
         )
-    return TaskError("WorkerLost", f"{what}. {whose}.")
+    return TaskError("WorkerLost", f"{cause}. {consequence}.")
 
 
 def _died_of(report: Lost) -> str:
     return report.reason or "killed, out of memory, or crashed"
 
 
-def _log_lost(unhappy: Sequence[tuple[str, Failed | Lost]], repeated: Sequence[Moved]) -> None:
-    """Log which workers were lost with attempts that others run again: one line each."""
+def _log_lost(unhappy: Sequence[tuple[str, Failed | Lost]], requeued: Sequence[Moved]) -> None:
+    """Log which workers lost attempts that will be retried, one line for each worker."""
     lost = {report.id: (worker, report) for worker, report in unhappy if isinstance(report, Lost) and not report.alone}
     counts: Counter[tuple[str, str]] = Counter()
-    for worker, report in (lost[task.id] for task in repeated if task.id in lost):
-        said = f"its parent says that its process died: {_died_of(report)}"
-        counts[worker, f"not heard from for {report.unheard:.1f} s" if report.unheard else said] += 1
+    for worker, report in (lost[task.id] for task in requeued if task.id in lost):
+        reason = f"its parent says that its process died: {_died_of(report)}"
+        counts[worker, f"not heard from for {report.unheard:.1f} s" if report.unheard else reason] += 1
     for (worker, why), count in counts.items():
         log.warning("worker.lost worker=%s reason=%r attempts=%d: its attempts run again", worker, why, count)
 
 
 def _refused(report: Succeeded | Failed | Activated, error: Exception) -> Failed:
-    """Return what stands for a report that cannot be stored: without it, the task would be run again for ever."""
+    """Return a failure in place of a report that cannot be stored. Without one, the task would be retried forever."""
     why = TaskError("ReportRefused", f"The attempt ended, but its report could not be stored: {type(error).__name__}.")
     return Failed(report.id, report.attempt, -1.0, why, retryable=False)
 
 
-_MOST_NAMED = 200
-"""Ids in one message: as many as the quarantine keeps of it."""
+_MAX_IDS = 200
+"""Ids in one message: the quarantine keeps no more."""
 
 
 def find_gone(tx: Transaction, tasks: Sequence[KnownTask]) -> Iterator[Refused]:
-    """Yield those of these tasks that Postgres does not know, by name and last state, for the quarantine."""
-    known = unique.known(tx.connection, [task.id for task in tasks])
+    """Yield the tasks among these that Postgres does not know, by name and last state, for the quarantine."""
+    existing = unique.known(tx.connection, [task.id for task in tasks])
     gone: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for task in tasks:
-        if task.id not in known:
+        if task.id not in existing:
             gone[task.name, task.state].append(to_text(task.id))
     for (name, state), ids in gone.items():
-        for start in range(0, len(ids), _MOST_NAMED):
-            some = ids[start : start + _MOST_NAMED]
-            yield Refused("lost commits", encode(some), f"Postgres has lost tasks: {len(some)} of {name} ({state})")
+        for start in range(0, len(ids), _MAX_IDS):
+            batch = ids[start : start + _MAX_IDS]
+            yield Refused("lost commits", encode(batch), f"Postgres has lost tasks: {len(batch)} of {name} ({state})")

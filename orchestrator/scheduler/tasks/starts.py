@@ -1,4 +1,4 @@
-"""Start the runs that running tasks ask for (`domain/tasks/starts.py`), and say which, or why there are none."""
+"""Start the runs that running tasks request (`domain/tasks/starts.py`), and answer with the runs or the errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _REFUSED = (InvalidWorkflow, NotFound, PayloadError, Duplicate, *REFUSALS)
 
 
 def start_runs(tx: Transaction, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
-    """Start runs; return, by what was asked for, the run that there is now. The same again starts nothing."""
+    """Start runs. Return for each request the run that exists now. A repeated request starts nothing."""
     steps: list[tuple[NewRun, StartSteps]] = []
     code: list[NewRun] = []
     answers: dict[bytes, KeyHolder] = {}
@@ -65,7 +65,7 @@ def start_runs(tx: Transaction, tasks: Sequence[NewTask]) -> dict[bytes, KeyHold
 
 
 def _of_task(run: NewRun, task: NewTask) -> NewRun:
-    """Return a run with the task that starts it, the span that it comes of, and the headers of the request."""
+    """Return a run with the task that starts it, its trace, and the headers of the request."""
     return run._replace(trace=task.trace, parent_task=task.parent, headers=_headers(task))
 
 
@@ -76,7 +76,7 @@ def _headers(task: NewTask) -> str | None:
 
 def _start_many(tx: Transaction, task: NewTask, start: StartMany) -> None:
     if create_runs(tx, [_of_task(NewRun(task.id, start.name, len(start.tasks)), task)]):
-        create_tasks(tx, [msgspec.structs.replace(one, parent=task.parent) for one in start.tasks])
+        create_tasks(tx, [msgspec.structs.replace(item, parent=task.parent) for item in start.tasks])
 
 
 def _run_of_flow(tx: Transaction, run: bytes, start: StartSteps) -> NewRun:
@@ -85,7 +85,7 @@ def _run_of_flow(tx: Transaction, run: bytes, start: StartSteps) -> NewRun:
     if found is None:
         which = f"flow {name!r}" if version is None else f"version {version} of flow {name!r}"
         raise NotFound(f"There is no {which}. Publish it with `orchestrator flows publish FILE`.")
-    return flow_runs.new_run(name, found.version, run, _given(start), start.tags)._replace(key=start.key)
+    return flow_runs.new_run(name, found.version, run, _params_of(start), start.tags)._replace(key=start.key)
 
 
 def _run_of_steps(tx: Transaction, run: bytes, start: StartSteps, definitions: dict[str, Stored]) -> NewRun:
@@ -93,25 +93,24 @@ def _run_of_steps(tx: Transaction, run: bytes, start: StartSteps, definitions: d
         return _run_of_flow(tx, run, start)
     stored = definitions.get(start.workflow) or workflows.latest(tx.connection, start.workflow)
     if stored is None and start.definitions:
-        workflows.compose(tx.connection, [msgspec.json.decode(one, type=Definition) for one in start.definitions])
+        workflows.compose(tx.connection, [msgspec.json.decode(item, type=Definition) for item in start.definitions])
         stored = workflows.latest(tx.connection, start.workflow)
     if stored is None:
         raise NotFound(f"There is no workflow {start.workflow!r}. Apply it with `orchestrator workflows apply FILE`.")
     definitions[start.workflow] = stored
-    params = resolve_params(stored.definition, _given(start), tx.now)
+    params = resolve_params(stored.definition, _params_of(start), tx.now)
     new = dags.new_run(stored.definition, stored.version, run, params, start.tags)
     return new._replace(key=start.key, name=start.name or new.name)
 
 
-def _given(start: StartSteps) -> Any:
-    """Return the parameters that a run is to be started with."""
-    given = open_json(msgspec.json.decode(start.params))
-    if isinstance(given, msgspec.msgpack.Ext):
+def _params_of(start: StartSteps) -> Any:
+    params = open_json(msgspec.json.decode(start.params))
+    if isinstance(params, msgspec.msgpack.Ext):
         raise PayloadError(
             f"The parameters of workflow {start.workflow!r} are sealed, and the scheduler has no data key for them "
             f"(setting data_keys)."
         )
-    return given
+    return params
 
 
 def _start_steps(tx: Transaction, steps: Sequence[tuple[NewRun, StartSteps]]) -> dict[bytes, KeyHolder]:
@@ -120,13 +119,13 @@ def _start_steps(tx: Transaction, steps: Sequence[tuple[NewRun, StartSteps]]) ->
         for run, _ in steps:
             if run.key and (other := shards.run_of_key(tx.connection, tx.shard, run.workflow or "", run.key)):
                 answers[run.id] = KeyHolder(other)
-        steps = [one for one in steps if one[0].id not in answers]
+        steps = [item for item in steps if item[0].id not in answers]
     started = create_runs(tx, [run for run, _ in steps])
     for run, start in steps:
         answers[run.id] = KeyHolder(run.id)
         if run.id not in started and run.key is not None:
             try:
-                other = dags.find_same(tx.connection, run, _given(start))
+                other = dags.find_same(tx.connection, run, _params_of(start))
             except Duplicate as error:
                 answers[run.id] = _refused(run.id, error)
             else:
@@ -140,31 +139,31 @@ def _refused(run: bytes, error: Exception) -> KeyHolder:
 
 
 def _holder(tx: Transaction, task: NewTask, start: StartCode) -> bytes:
-    """Return the run that has the chosen id of a run to be started: that one itself, unless another had it."""
+    """Return the run that holds the requested id: the new run itself, unless the id is taken."""
     run = task.id
     if start.key is None:
         return run
     anew = start.signal is not None or start.on_conflict == "anew"
     if tx.shard is not None and (other := _open_elsewhere(tx, tx.shard, start)) is not None:
         return other
-    held = run_keys.take(tx.connection, start.key, run, anew=anew)
-    if held is None or held[0] == run:
+    holder = run_keys.take(tx.connection, start.key, run, anew=anew)
+    if holder is None or holder[0] == run:
         return run
     if start.signal is not None:
-        if expectations.find_answer(tx.connection, run) is None:  # else this is asked again, and it has the signal
-            append_facts(tx, {held[0]: [_signal_or(task, start, start.key)]})
-            expectations.answer(tx.connection, [Answered(run, held[0])], tx.now)
+        if expectations.find_answer(tx.connection, run) is None:  # otherwise a repeated request: the run has the signal
+            append_facts(tx, {holder[0]: [_signal_or(task, start, start.key)]})
+            expectations.answer(tx.connection, [Answered(run, holder[0])], tx.now)
     elif start.on_conflict != "return":
         raise Duplicate(
-            f"Workflow {start.started.workflow!r} has run {to_text(held[0])} ({held[1]}) under this id. "
+            f"Workflow {start.started.workflow!r} has run {to_text(holder[0])} ({holder[1]}) under this id. "
             f"Start with on_conflict='return' to have that one, or 'anew' to start another once it has ended.",
-            to_text(held[0]),
+            to_text(holder[0]),
         )
-    return held[0]
+    return holder[0]
 
 
 def _open_elsewhere(tx: Transaction, shard: int, start: StartCode) -> bytes | None:
-    """Return the open run of another shard that has a chosen id, or refuse the start, as the start says."""
+    """Return the open run of another shard with the requested id, or raise Duplicate, as the request demands."""
     holders = list(run_keys.holders(tx.connection, [start.key or ""]).values())
     for run in shards.open_elsewhere(tx.connection, shard, holders):
         if start.signal is None and start.on_conflict == "return":
@@ -178,12 +177,12 @@ def _open_elsewhere(tx: Transaction, shard: int, start: StartCode) -> bytes | No
 
 
 def _signal_or(task: NewTask, start: StartCode, key: str) -> SignalReceived:
-    """Return the signal of a start for the run that has the chosen id, with what begins if that one is not shown it."""
+    """Return the signal for the run that holds the id, with the run to start if that one ends without seeing it."""
     assert start.signal is not None
-    of, told = start.started, start.signal
-    asked = (start.timeout, start.tags, start.pinned, task.trace, _headers(task))
-    wanted = RunWanted(task.id, key, of.workflow, of.version, of.payload, of.queue, *asked, of.attributes)
-    return SignalReceived(told.name, told.value, wanted)
+    of, signal = start.started, start.signal
+    options = (start.timeout, start.tags, start.pinned, task.trace, _headers(task))
+    fallback = RunWanted(task.id, key, of.workflow, of.version, of.payload, of.queue, *options, of.attributes)
+    return SignalReceived(signal.name, signal.value, fallback)
 
 
 def _run_of_code(run: bytes, start: StartCode) -> NewRun:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.chaos.mutations.mutation import Mutation, chaos, seeds, tests
 
-_UNDONE = "            tx.result = whole\n            tx.rolled_back()\n            belongs_to_part = "
+_UNDONE = "            tx.result = outer\n            tx.rolled_back()\n            belongs_to_part = "
 
 CAREFUL_TICKS = (
     Mutation(
@@ -20,7 +20,7 @@ CAREFUL_TICKS = (
         "the result of a part of a tick that was rolled back is published all the same",
         "orchestrator/scheduler/transaction.py",
         _UNDONE,
-        "            whole.merge(tx.result)\n" + _UNDONE,
+        "            outer.merge(tx.result)\n" + _UNDONE,
         (
             tests(
                 "tests/integration/test_rolled_back.py"
@@ -34,7 +34,7 @@ CAREFUL_TICKS = (
         "a worker is told to stop what was cancelled in a part of a tick that was rolled back",
         "orchestrator/scheduler/transaction.py",
         _UNDONE,
-        "            whole.outgoing.revoked.extend(tx.result.outgoing.revoked)\n" + _UNDONE,
+        "            outer.outgoing.revoked.extend(tx.result.outgoing.revoked)\n" + _UNDONE,
         (
             tests(
                 "tests/integration/test_rolled_back.py"
@@ -48,7 +48,7 @@ CAREFUL_TICKS = (
         "who remembers something does not hear of a part of a tick that was rolled back",
         "orchestrator/scheduler/transaction.py",
         _UNDONE,
-        "            tx.result = whole\n            belongs_to_part = ",
+        "            tx.result = outer\n            belongs_to_part = ",
         (
             tests(
                 "tests/chaos/test_simulator.py"
@@ -147,8 +147,8 @@ CODE = (
         "promise-given-up",
         "what is said of a promise that the code has given up meanwhile is lost",
         "orchestrator/scheduler/code/requests.py",
-        "    if not unheard:\n        return\n    runs = list({run for run, _ in unheard})\n",
-        "    return\n    runs = list({run for run, _ in unheard})\n",
+        "    if not missed:\n        return\n    runs = list({run for run, _ in missed})\n",
+        "    return\n    runs = list({run for run, _ in missed})\n",
         (
             chaos("--seconds 15 --seed 7 --rate 2 --faults kill-child --every 3 --loads inquiry", "heard answer"),
             tests(

@@ -28,7 +28,7 @@ TASKS = (
         "dead-at-first-silence",
         "workers are taken for dead at the first missing heartbeat",
         "orchestrator/scheduler/fleet/view.py",
-        "            self.fair_time += min(monotonic - self._last_look, self.ttl / 2)\n",
+        "            self.fair_time += min(monotonic - self._last_check, self.ttl / 2)\n",
         "            self.fair_time += self.ttl\n",
         (
             seeds("0", "alive and heard"),
@@ -254,7 +254,7 @@ TERMS = (
         "fence-not-raised",
         "after commits were lost, attempts are numbered as if none had been",
         "orchestrator/scheduler/fleet/generations.py",
-        "                self._leadership.raise_fence(writing, _LEAP + secrets.randbelow(_LEAP))\n",
+        "                self._leadership.raise_fence(writing, _FENCE_STEP + secrets.randbelow(_FENCE_STEP))\n",
         "                pass\n",
         (
             tests(

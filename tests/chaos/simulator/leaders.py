@@ -145,7 +145,7 @@ class SchedulerProcess:
         world.set_clocks()
         try:
             if not self.leading:
-                if not self.candidacy.stand():
+                if not self.candidacy.try_to_lead():
                     self._try_at = world.now + world.settings.lease / 3
                     return
                 world.trace(f"{self.name} leads, term {self.leadership.term}")
@@ -163,7 +163,7 @@ class SchedulerProcess:
             self.leading = False
         except (*database.UNAVAILABLE, *transport.UNAVAILABLE) as error:
             world.trace(f"{self.name} cannot work: {type(error).__name__}")
-            self.scheduler._cannot_work(error)
+            self.scheduler._report_outage(error)
             if self.leading:
                 self.candidacy.failed()
             self.leadership.disconnect()

@@ -1,4 +1,4 @@
-"""The executor `cloud_run`: what a task says that runs as an execution of a Cloud Run job."""
+"""The executor `cloud_run`: options of a task that runs as an execution of a Cloud Run job."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from orchestrator.domain.executors.options import (
 )
 
 OWN_VARIABLE = "TASK_EXECUTION"
-"""The variable that carries our name of an execution: Google gives its own."""
+"""The variable with our name of an execution, since Google assigns its own."""
 _PROJECT = re.compile(r"[a-z][-a-z0-9.:]{4,61}[a-z0-9]")
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _MODEL = Path("/sys/class/dmi/id/product_name")
-_OF_GOOGLE = ("GCE_METADATA_HOST", "K_SERVICE", "CLOUD_RUN_JOB", "KUBERNETES_SERVICE_HOST")
-"""Variables that say that a metadata server may be there."""
+_METADATA_HINTS = ("GCE_METADATA_HOST", "K_SERVICE", "CLOUD_RUN_JOB", "KUBERNETES_SERVICE_HOST")
+"""Variables that indicate that a metadata server may be available."""
 _OWN = ("TASK_SPEC", "TASK_ID", "TASK_ATTEMPT", OWN_VARIABLE)
 
 
 class CloudRun(ExecutorOptions, frozen=True, kw_only=True):
-    """Runs a job that is deployed on Google Cloud Run. It has a result where it leaves one in the payload store."""
+    """Runs a job deployed on Google Cloud Run. It has a result only if it leaves one in the payload store."""
 
     executor: ClassVar[str] = "cloud_run"
 
@@ -35,19 +35,19 @@ class CloudRun(ExecutorOptions, frozen=True, kw_only=True):
     location: str
     """The region, e.g. europe-west1."""
     job: str
-    """The job, as it was deployed."""
+    """The name of the deployed job."""
     container: str = ""
-    """The container that gets the specification, where the job has several."""
+    """The container that gets the specification, if the job has several."""
     args: list[str] = []
-    """Its arguments, instead of those that it was deployed with."""
+    """The arguments of the container, instead of the deployed ones."""
     env: dict[str, str] = {}
-    """More variables of its environment; nothing secret, because options are stored and shown to people."""
+    """Additional environment variables. Nothing secret: options are stored, and shown to people."""
     output: Literal["none", "store"] = "none"
-    """What it has done: nothing that is read, or what `orchestrator run-task` leaves in the payload store."""
+    """The source of the result: none, or the output that `orchestrator run-task` leaves in the payload store."""
     tasks: int | None = None
-    """How many tasks of Cloud Run do the work; as it was deployed if not given."""
+    """The number of Cloud Run tasks; by default as deployed."""
     timeout: float | None = None
-    """Seconds after which Google ends each of them; a little more than the task's own timeout if not given."""
+    """Seconds after which Google ends each Cloud Run task; by default a little more than the task's timeout."""
 
     def problems(self) -> Problems:
         found = []
@@ -76,14 +76,14 @@ class CloudRun(ExecutorOptions, frozen=True, kw_only=True):
 
 
 def _equipment(environ: Mapping[str, str], model: Path = _MODEL) -> list[str]:
-    """Announce it where there is a key, or the machine is one of Google's."""
+    """Announce the executor if there is a readable key, or if the machine is one of Google's."""
     if key := environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
         return ["cloud_run"] if os.access(key, os.R_OK) else []
     try:
         is_theirs = "Google" in model.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         is_theirs = False
-    return ["cloud_run"] if is_theirs or any(environ.get(variable) for variable in _OF_GOOGLE) else []
+    return ["cloud_run"] if is_theirs or any(environ.get(variable) for variable in _METADATA_HINTS) else []
 
 
 PLUGIN = ExecutorPlugin(

@@ -1,8 +1,8 @@
 """Tasks that run as executions of Cloud Run jobs, over Google's HTTP API (version 2).
 
-Google names executions itself, so ours is given as a variable of the environment, and an execution that has it is
-looked for before one is run. A list shows it within seconds: two workers that submit the same name at the very same
-time, or within that, may run it twice. One list at intervals shows all executions of a job that are waited for.
+Google names executions itself. Our name is passed in an environment variable, and an execution with that variable is
+searched before a new one is started. A new execution appears in the list within seconds: two workers that submit the
+same name within that time may run it twice. One periodic list serves all awaited executions of a job.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from orchestrator.workers.executors.protocol import Gone, Looks, Setup, Unequipp
 from orchestrator.workers.executors.rest import Api, refusal
 
 LARGEST_VARIABLE = 32_000
-"""Bytes; Cloud Run takes no variable of more than 32 KiB."""
-_EVERY = 2.0
-"""Seconds between two looks."""
+"""Bytes of input in a variable, at most. Cloud Run allows 32 KiB."""
+_POLL_INTERVAL = 2.0
+"""Seconds between two lists of executions."""
 _PAGE = "500"
 _TRIES = 4
 _PAUSE = 0.5
-_LONGEST_PAUSE = 60.0
-_MAY_PASS = (401, 403, 408, 429)
+_MAX_PAUSE = 60.0
+_TEMPORARY = (401, 403, 408, 429)
 _ENDPOINT = "https://run.googleapis.com/"
 
-Found = Mapping[str, Any]
+ListedExecution = Mapping[str, Any]
 
 
 class CloudRunExecutor:
-    """Runs jobs of Cloud Run, and looks after their executions."""
+    """Runs jobs of Cloud Run, and watches their executions."""
 
     options: ClassVar[type[CloudRun]] = CloudRun
 
     def __init__(self, setup: Setup) -> None:
         self._settings = setup.settings
-        self._left = LeftOutputs(self._settings)
+        self._stored_outputs = LeftOutputs(self._settings)
         self._jobs: dict[str, _CloudJob] = {}
         self._token = GoogleToken()
 
     async def submit(self, execution: Execution) -> str:
-        """Run the job, unless it has an execution that carries our name."""
+        """Run the job, unless it has an execution with our name."""
         job, options = self._job(execution)
         size = len(execution.specification)
         if size > LARGEST_VARIABLE:
@@ -60,9 +60,9 @@ class CloudRunExecutor:
                 f"The input of {execution.task} has {size:,} bytes, and Cloud Run takes {LARGEST_VARIABLE:,}: pass the "
                 f"place where it is."
             )
-        found = await job.looks.next(execution.name)
+        found = await job.poll.next(execution.name)
         if found is None:
-            output = self._left.address(execution) if options.output == "store" else ""
+            output = self._stored_outputs.address(execution) if options.output == "store" else ""
             answer = await job.ask("POST", ":run", body=_overrides(execution, options, output), tries=1)
             if answer.status != 200:
                 raise _refusal(answer, f"run the job {options.path}")
@@ -72,41 +72,41 @@ class CloudRunExecutor:
         return str(found["name"])
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
-        """Return how the execution ended; the address of its log is logged at once."""
+        """Wait until the execution has ended, and return its outcome. Log the address of its log at once."""
         job, options = self._job(execution)
-        is_told = False
+        is_logged = False
         while True:
-            found = await job.looks.next(external_id)
+            found = await job.poll.next(external_id)
             if found is None:
                 raise Gone(f"Google has no execution {external_id} any more: somebody has deleted it.")
-            if not is_told and found.get("logUri"):
+            if not is_logged and found.get("logUri"):
                 watcher.log(f"The log of the execution is at {found['logUri']}")
-                is_told = True
+                is_logged = True
             if (outcome := _outcome_of(found)) is not None:
-                return await self._left.outcome(execution, outcome) if options.output == "store" else outcome
+                return await self._stored_outputs.outcome(execution, outcome) if options.output == "store" else outcome
 
     async def cancel(self, execution: Execution, external_id: str) -> None:
-        """Cancel the execution, and return when it has ended."""
+        """Cancel the execution. Return when it has ended."""
         job, options = self._job(execution)
-        is_asked = False
-        while (found := await job.looks.next(external_id or execution.name)) is not None and _outcome_of(found) is None:
-            if not is_asked:
+        is_requested = False
+        while (found := await job.poll.next(external_id or execution.name)) is not None and _outcome_of(found) is None:
+            if not is_requested:
                 name = str(found["name"]).rpartition("/")[2]
                 answer = await job.ask("POST", f"/executions/{name}:cancel", body={})
-                if answer.status not in (200, 400, 404, 409):  # of which some say that it has ended meanwhile
+                if answer.status not in (200, 400, 404, 409):  # some of these mean that it has ended meanwhile
                     raise _refusal(answer, f"cancel an execution of {options.path}")
-                is_asked = True
+                is_requested = True
         await self.release(execution, external_id)
 
     async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
-        """Delete its result; the execution stays in Google's own history, which keeps the last thousand."""
+        """Delete the stored result. The execution stays in Google's history of the last thousand."""
         if cast(CloudRun, execution.options).output == "store":
-            await self._left.delete(execution)
+            await self._stored_outputs.delete(execution)
 
     async def close(self) -> None:
-        """Look no more; executions go on."""
+        """Stop watching. Executions continue."""
         for job in self._jobs.values():
-            await job.looks.close()
+            await job.poll.close()
         self._jobs.clear()
 
     def _job(self, execution: Execution) -> tuple[_CloudJob, CloudRun]:
@@ -119,31 +119,31 @@ class CloudRunExecutor:
 
 
 class _CloudJob:
-    """One job, and what becomes of its executions."""
+    """A job, and the periodic list of its executions."""
 
     def __init__(self, api: Api, path: str) -> None:
         self._api = api
         self._path = path
-        self.looks: Looks[Found] = Looks(self._look, _EVERY)
+        self.poll: Looks[ListedExecution] = Looks(self._list, _POLL_INTERVAL)
 
     async def ask(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: Any = None, *, tries: int = _TRIES
     ) -> Answer:
-        """Ask Google, again where it is busy or broken; what must not be done twice is asked for once."""
+        """Send a request, and retry it while Google is busy or broken. `tries` limits retries with possible effects."""
         pause = _PAUSE
         for number in range(1, _TRIES + 1):
             answer = await self._api.ask(method, f"/v2/{self._path}{path}", query, body)
-            is_busy = answer.status == 429  # and has done nothing
+            is_busy = answer.status == 429  # such a request had no effect
             if not is_busy and (answer.status < 500 or number >= tries):
                 return answer
             if number < _TRIES:
-                await asyncio.sleep(_wished(answer, pause))
+                await asyncio.sleep(_retry_delay(answer, pause))
                 pause *= 2
         return answer
 
-    async def _look(self, wanted: Collection[str]) -> Mapping[str, Found]:
-        """Return executions by our name and by theirs; a page is turned while some are missing."""
-        seen: dict[str, Found] = {}
+    async def _list(self, names: Collection[str]) -> Mapping[str, ListedExecution]:
+        """Return executions by our name and by Google's, reading pages until all are found."""
+        seen: dict[str, ListedExecution] = {}
         query = {"pageSize": _PAGE}
         while True:
             answer = await self.ask("GET", "/executions", query)
@@ -151,30 +151,30 @@ class _CloudJob:
                 raise _refusal(answer, f"list the executions of {self._path}")
             for found in answer.data.get("executions") or ():
                 for name in (_name_of(found), str(found.get("name", ""))):
-                    if name in wanted:
+                    if name in names:
                         seen[name] = found
             token = answer.data.get("nextPageToken")
-            if not token or len(seen) == len(wanted):
+            if not token or len(seen) == len(names):
                 return seen
             query["pageToken"] = str(token)
 
 
-def _wished(answer: Answer, pause: float) -> float:
-    """Return how long Google wants to be left alone, or else a while."""
+def _retry_delay(answer: Answer, pause: float) -> float:
+    """Return the delay that Google requests, or else a random one around `pause`."""
     try:
-        return min(float(answer.headers["retry-after"]), _LONGEST_PAUSE)
+        return min(float(answer.headers["retry-after"]), _MAX_PAUSE)
     except (KeyError, ValueError):
         return pause * random.uniform(0.75, 1.25)
 
 
 def _refusal(answer: Answer, what: str) -> Exception:
     data = answer.data
-    said = data.get("error", {}).get("message", "") if isinstance(data, dict) else ""
-    return refusal(answer, f"Google does not {what}", said, _MAY_PASS)
+    message = data.get("error", {}).get("message", "") if isinstance(data, dict) else ""
+    return refusal(answer, f"Google does not {what}", message, _TEMPORARY)
 
 
 def _overrides(execution: Execution, options: CloudRun, output: str = "") -> dict[str, Any]:
-    """Return what is said to the job when it is run; it leaves its output at an address if there is one."""
+    """Return the overrides for running the job. With `output`, the job leaves its output at that address."""
     variables = {
         **options.env,
         OWN_VARIABLE: execution.name,
@@ -188,17 +188,17 @@ def _overrides(execution: Execution, options: CloudRun, output: str = "") -> dic
         container["name"] = options.container
     if options.args:
         container["args"] = options.args
-    said: dict[str, Any] = {"containerOverrides": [container]}
+    overrides: dict[str, Any] = {"containerOverrides": [container]}
     if options.tasks is not None:
-        said["taskCount"] = options.tasks
+        overrides["taskCount"] = options.tasks
     limit = options.timeout if options.timeout is not None else options.backstop(execution.timeout)
     if limit is not None:
-        said["timeout"] = f"{limit:.3f}s"
-    return {"overrides": said}
+        overrides["timeout"] = f"{limit:.3f}s"
+    return {"overrides": overrides}
 
 
 def _name_of(found: Mapping[str, Any]) -> str:
-    """Return our name of an execution that Google lists; nothing if it is not ours."""
+    """Return our name of an execution in Google's list; empty if it is not ours."""
     for container in found.get("template", {}).get("containers") or ():
         for variable in container.get("env") or ():
             if variable.get("name") == OWN_VARIABLE:
@@ -211,7 +211,7 @@ def _outcome_of(found: Mapping[str, Any]) -> Outcome | None:
     if not found.get("completionTime"):
         return None
     completed: Mapping[str, Any] = next(
-        (one for one in found.get("conditions") or () if one.get("type") == "Completed"), {}
+        (condition for condition in found.get("conditions") or () if condition.get("type") == "Completed"), {}
     )
     if completed.get("state") == "CONDITION_SUCCEEDED":
         return Finished()
@@ -223,42 +223,42 @@ def _outcome_of(found: Mapping[str, Any]) -> Outcome | None:
 
 
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-_EARLY = 120.0
-"""Seconds before its end at which a token is replaced."""
+_RENEWAL_MARGIN = 120.0
+"""Seconds before its expiry at which a token is replaced."""
 _METADATA = "metadata.google.internal"
 
 
 class GoogleToken:
-    """Returns a token that is valid for some minutes; concurrent callers wait for one."""
+    """Returns a token that is valid for some minutes. Concurrent callers share one request."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
         self._token = ""
-        self._ends = 0.0
-        self._turn = asyncio.Lock()
+        self._expires_at = 0.0
+        self._lock = asyncio.Lock()
 
     async def __call__(self) -> str:
-        async with self._turn:
-            if time.monotonic() >= self._ends - _EARLY:
+        async with self._lock:
+            if time.monotonic() >= self._expires_at - _RENEWAL_MARGIN:
                 file = self._environ.get("GOOGLE_APPLICATION_CREDENTIALS")
-                answer = await (self._of_file(Path(file)) if file else self._of_machine())
+                answer = await (self._from_key_file(Path(file)) if file else self._from_metadata_server())
                 data = answer.data
                 if answer.status != 200 or not isinstance(data, dict) or "access_token" not in data:
                     raise Unreachable(f"Google gives no token: it answered with status {answer.status}.")
                 self._token = str(data["access_token"])
-                self._ends = time.monotonic() + float(data.get("expires_in", 0))
+                self._expires_at = time.monotonic() + float(data.get("expires_in", 0))
         return self._token
 
     def forget(self, refused: str) -> bool:
-        """Get another one next time: Google refuses this one, which was revoked, or whose account has other keys now.
+        """Get a new token next time. Google refuses this one: it was revoked, or the account's keys were replaced.
 
-        Of concurrent callers that were refused, the first has done that.
+        If several callers were refused at once, only the first call has an effect.
         """
         if refused == self._token:
-            self._ends = 0.0
+            self._expires_at = 0.0
         return True
 
-    async def _of_machine(self) -> Answer:
+    async def _from_metadata_server(self) -> Answer:
         host = self._environ.get("GCE_METADATA_HOST", _METADATA)
         api = Api(url=f"http://{host}", headers={"Metadata-Flavor": "Google"}, timeout=5.0)
         try:
@@ -269,7 +269,7 @@ class GoogleToken:
                 f"GOOGLE_APPLICATION_CREDENTIALS names no file."
             ) from error
 
-    async def _of_file(self, path: Path) -> Answer:
+    async def _from_key_file(self, path: Path) -> Answer:
         try:
             key = json.loads(path.read_text(encoding="utf-8"))
             uri, assertion = str(key["token_uri"]), _signed(key)
@@ -284,7 +284,7 @@ class GoogleToken:
 
 
 def _signed(key: Mapping[str, Any]) -> str:
-    """Return the claim of a service account, signed with its key."""
+    """Return the JWT claim of a service account, signed with its key."""
     try:
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import padding, rsa

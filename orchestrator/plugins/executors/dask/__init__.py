@@ -1,4 +1,4 @@
-"""What a task says that an existing Dask cluster runs."""
+"""The executor `dask`: options of a task that runs on an existing Dask cluster."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _ADDRESS = re.compile(rf"({'|'.join(_SCHEMES)})://[^\s/@]+:\d+")
 
 
 class Dask(ExecutorOptions, frozen=True, kw_only=True):
-    """A function that runs on the workers of a Dask cluster; its key there is the name of the execution."""
+    """A function that runs on the workers of a Dask cluster. Its key there is the name of the execution."""
 
     executor: ClassVar[str] = "dask"
 
     function: str
-    """What the cluster calls, with the task's arguments: `package.module:function`, which its workers can import."""
+    """The function, called with the task's arguments: `package.module:function`, importable on the cluster."""
     address: str = ""
-    """The scheduler of the cluster, e.g. tcp://scheduler:8786."""
+    """The address of the cluster's scheduler, e.g. tcp://scheduler:8786."""
     address_variable: str = "DASK_SCHEDULER_ADDRESS"
-    """The variable in the environment of our workers that holds the address, where `address` is not given."""
+    """The environment variable of our workers that has the address, if `address` is not set."""
     resources: dict[str, float] = {}
-    """What a worker of the cluster must have to run it, as Dask counts it, e.g. GPU: 1."""
+    """Resources that a worker of the cluster must have, by Dask's accounting, e.g. GPU: 1."""
     priority: int = 0
-    """Higher goes first among what waits on the cluster."""
+    """The priority on the cluster. Higher values run first."""
 
     @property
     def wants(self) -> str:
-        """The variable, where it is said nowhere else: workers say which of them they were given."""
+        """The variable, if `address` is not set: workers announce which variables they have."""
         return self.executor if self.address else f"{self.executor} {self.address_variable}"
 
     def problems(self) -> Problems:

@@ -1,8 +1,8 @@
-"""Tasks that an existing Dask cluster runs.
+"""Tasks that run on an existing Dask cluster.
 
-The key of the future is the name of the execution, so the cluster runs it once however often it is submitted. It is
-published, so that the cluster keeps it while nobody watches. A worker of the cluster that dies takes what it ran with
-it, also results that nobody has fetched: Dask runs these again by itself.
+The key of the future is the name of the execution, so the cluster runs it once, however often it is submitted. The
+future is published, so that the cluster keeps it while nobody watches. If a worker of the cluster dies, Dask itself
+reruns its work, including finished results that nobody has fetched.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from orchestrator.plugins.executors.dask import Dask
 from orchestrator.plugins.executors.dask.on_cluster import CALL, STOP
 from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable, Watcher, function_outcome
 
-_CONNECTING = 10.0
-"""Seconds that a connection may take at most; the setting executor_timeout may say fewer."""
-_AGAIN = 0.2
-"""Seconds between two tries to stop what runs."""
+_CONNECT_TIMEOUT = 10.0
+"""Seconds that a connection may take, unless the setting executor_timeout is lower."""
+_STOP_INTERVAL = 0.2
+"""Seconds between two attempts to stop a running function."""
 _LOST = "scheduler-connection-lost"
 
 
@@ -36,27 +36,27 @@ class DaskExecutor:
     options: ClassVar[type[Dask]] = Dask
 
     def __init__(self, setup: Setup) -> None:
-        self._timeout = min(_CONNECTING, setup.settings.executor_timeout)
+        self._timeout = min(_CONNECT_TIMEOUT, setup.settings.executor_timeout)
         self._clients: dict[str, Any] = {}
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def submit(self, execution: Execution) -> str:
-        """Submit a function under the execution's name, and publish it, unless that was done."""
+        """Submit a function under the execution's name and publish its future, unless that was done before."""
         options, name = cast(Dask, execution.options), execution.name
         client = await self._client(execution)
         with _reaching(options):
             if await client.get_dataset(name, default=None) is None:
                 call = (options.function, list(execution.arguments), dict(execution.input))
-                more = {"priority": options.priority, "resources": options.resources or None, "retries": 0}
-                future = client.submit(CALL, *call, key=name, pure=False, **more)
+                options_for_dask = {"priority": options.priority, "resources": options.resources or None, "retries": 0}
+                future = client.submit(CALL, *call, key=name, pure=False, **options_for_dask)
                 try:
                     await client.publish_dataset(future, name=name)
                 except KeyError:
-                    return name  # another has just done so
+                    return name  # another worker has just published it
         return name
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
-        """Return how it ended; Dask notifies. Its output is logged then."""
+        """Wait for Dask's notification of the end. Log the output, and return the outcome."""
         client = await self._client(execution)
         with _reaching(cast(Dask, execution.options)):
             future = await client.get_dataset(external_id, default=None)
@@ -68,24 +68,24 @@ class DaskExecutor:
             return _outcome(result, external_id)
 
     async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
-        """Take it from the cluster, and stop it where it runs; return when no worker runs it."""
+        """Cancel the future, and stop the function where it runs. Return when no worker runs it."""
         client = await self._client(execution)
         with _reaching(cast(Dask, execution.options)):
             future = await client.get_dataset(execution.name, default=None)
             if future is not None:
                 await client.cancel([future], force=True)
             while True in (await client.run(STOP, execution.name, on_error="return")).values():
-                await asyncio.sleep(_AGAIN)
+                await asyncio.sleep(_STOP_INTERVAL)
             await client.unpublish_dataset(execution.name)
 
     async def release(self, execution: Execution, external_id: str) -> None:
-        """Let the cluster forget it."""
+        """Let the cluster forget the future."""
         client = await self._client(execution)
         with _reaching(cast(Dask, execution.options)):
             await client.unpublish_dataset(external_id)
 
     async def close(self) -> None:
-        """Close connections; what was published goes on."""
+        """Close connections. Published futures continue."""
         for client in self._clients.values():
             await client.close()
         self._clients.clear()
@@ -98,7 +98,7 @@ class DaskExecutor:
                 f"Task {execution.task} is for a Dask cluster that this worker does not know: set "
                 f"{options.address_variable} in its environment, or the option address."
             )
-        async with self._turn:
+        async with self._lock:
             client = self._clients.get(address)
             if client is None or client.status != "running":
                 if client is not None:
@@ -114,7 +114,7 @@ class DaskExecutor:
 
 @contextmanager
 def _reaching(options: Dask) -> Iterator[None]:
-    """Say of whatever breaks on the way that the cluster cannot be reached."""
+    """Raise Unreachable for connection errors."""
     try:
         yield
     except (OSError, CancelledError) as error:

@@ -1,7 +1,7 @@
-"""What runs on the workers of a Dask cluster, which have nothing of ours installed.
+"""Functions that run on the workers of a Dask cluster, where this package is not installed.
 
-These functions travel as code, so they use nothing but what they import themselves. A call returns its end as data:
-exceptions would have to be unpickled here, and their types may not be known.
+They are sent as code, and may use only what they import themselves. A call returns its end as data: exceptions would
+have to be unpickled here, where their types may be unknown.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 
 def _call(path: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, str]:
-    """Call a function, and return its result as JSON, or how it failed; and the last lines that it has printed.
+    """Call a function. Return its result as JSON or its error, and the last lines that it printed.
 
-    A worker of Dask runs several at once, in threads: what each writes is kept by its thread, and written as before.
+    A Dask worker runs several functions in threads: output is captured by thread, and also written as before.
     """
     import asyncio
     import importlib
@@ -27,20 +27,20 @@ def _call(path: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> d
     from collections import deque
     from types import ModuleType
 
-    most_characters, most_lines = 200_000, 1_000
+    max_characters, max_lines = 200_000, 1_000
     thread = threading.get_ident()
     shared = sys.modules.setdefault("orchestrator_prints", ModuleType("orchestrator_prints"))
     by_thread = shared.__dict__.setdefault("by_thread", {})
 
-    class Said:
+    class Tail:
         def __init__(self) -> None:
             self.parts: deque[str] = deque()
             self.size = 0
 
         def add(self, text: str) -> None:
-            self.parts.append(text[-most_characters:])
+            self.parts.append(text[-max_characters:])
             self.size += len(self.parts[-1])
-            while self.size > most_characters:
+            while self.size > max_characters:
                 self.size -= len(self.parts.popleft())
 
     class OrchestratorPrints:
@@ -48,8 +48,8 @@ def _call(path: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> d
             self.stream = stream
 
         def write(self, text: str) -> Any:
-            if (said := by_thread.get(threading.get_ident())) is not None:
-                said.add(text)
+            if (tail := by_thread.get(threading.get_ident())) is not None:
+                tail.add(text)
             return self.stream.write(text)
 
         def __getattr__(self, name: str) -> Any:
@@ -75,17 +75,17 @@ def _call(path: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> d
         stream = getattr(sys, name)
         if stream is not None and type(stream).__name__ != "OrchestratorPrints":
             setattr(sys, name, OrchestratorPrints(stream))
-    said = by_thread[thread] = Said()
+    tail = by_thread[thread] = Tail()
     try:
         end = ended()
     finally:
         by_thread.pop(thread, None)
-    lines = "".join(said.parts).splitlines()[-most_lines:]
+    lines = "".join(tail.parts).splitlines()[-max_lines:]
     return {**end, "lines": "\n".join(lines)} if lines else end
 
 
 def _stop(key: str, dask_worker: Any) -> bool:
-    """Raise SystemExit in the threads of a worker that run this; return whether there are any."""
+    """Raise SystemExit in the threads of a worker that run this key. Return whether there are any."""
     import ctypes
 
     with dask_worker.active_threads_lock:
@@ -95,13 +95,13 @@ def _stop(key: str, dask_worker: Any) -> bool:
     return bool(threads)
 
 
-def _loose(function: Any) -> Callable[..., Any]:
-    """Return a function that belongs to no module, and is sent whole."""
+def _detached(function: Any) -> Callable[..., Any]:
+    """Return a copy of a function without a module, so that it is pickled with its code."""
     space = {"__builtins__": builtins, "__name__": "on_dask"}
-    loose = FunctionType(function.__code__, space, function.__name__.lstrip("_"))
-    loose.__module__ = "on_dask"
-    return loose
+    detached = FunctionType(function.__code__, space, function.__name__.lstrip("_"))
+    detached.__module__ = "on_dask"
+    return detached
 
 
-CALL = _loose(_call)
-STOP = _loose(_stop)
+CALL = _detached(_call)
+STOP = _detached(_stop)

@@ -1,7 +1,7 @@
-"""How a worker gets into a cluster: the account of its own Pod, or a kubeconfig.
+"""Access to a Kubernetes cluster: by the account of the worker's own Pod, or by a kubeconfig.
 
-A kubeconfig may hold a token, a file that holds one, or a client certificate. Programs that are run for a token
-(`exec`) and the older `auth-provider` are not supported: a worker is a service, and has an account of its own.
+A kubeconfig may contain a token, a token file or a client certificate. Programs that return tokens (`exec`) and the
+older `auth-provider` are not supported: a worker is a service with an account of its own.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from orchestrator.workers.executors.asking import Answer
 from orchestrator.workers.executors.protocol import Unequipped, Unreachable
 from orchestrator.workers.executors.rest import Api, Token
 
-_TOKEN_KEPT = 60.0
-"""Seconds after which a file that holds a token is read again: Kubernetes replaces it in time."""
+_TOKEN_TTL = 60.0
+"""Seconds after which a token file is read again. Kubernetes replaces the token in time."""
 
 
 class Cluster(NamedTuple):
-    """An API of Kubernetes, and our namespace."""
+    """The API of a cluster, and the default namespace."""
 
     api: Api
     namespace: str
 
 
 def find_cluster(context: str, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> Cluster:
-    """Return the cluster of a context; where none is named, that of the worker's own Pod, or of its kubeconfig."""
+    """Return the cluster of a context; by default that of the worker's Pod, or of the current context."""
     if not context and has_account(environ, account):
         return _own(environ, account)
     return _configured(kubeconfig(environ), context)
@@ -91,11 +91,11 @@ class _Kubeconfig(NamedTuple):
         for entry in entries:
             if entry.get("name") == name:
                 return entry.get(field) or {}
-        known = ", ".join(str(entry.get("name")) for entry in entries) or "none"
-        raise Unequipped(f"The kubeconfig {self.path} has no {field} {name!r} among its {kind}: {known}.")
+        names = ", ".join(str(entry.get("name")) for entry in entries) or "none"
+        raise Unequipped(f"The kubeconfig {self.path} has no {field} {name!r} among its {kind}: {names}.")
 
     def tls(self, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
-        """Return how https is spoken with a cluster."""
+        """Return the TLS settings for a cluster."""
         authorities = self._bytes(cluster, "certificate-authority")
         tls = ssl.create_default_context(cadata=None if authorities is None else authorities.decode())
         if cluster.get("insecure-skip-tls-verify"):
@@ -103,14 +103,14 @@ class _Kubeconfig(NamedTuple):
             tls.verify_mode = ssl.CERT_NONE
         certificate, key = self._bytes(user, "client-certificate"), self._bytes(user, "client-key")
         if certificate is not None and key is not None:
-            with tempfile.NamedTemporaryFile(prefix="kube-") as file:  # which only its owner can read
+            with tempfile.NamedTemporaryFile(prefix="kube-") as file:  # readable only by its owner
                 file.write(certificate + b"\n" + key)
                 file.flush()
                 tls.load_cert_chain(file.name)
         return tls
 
     def token(self, user: Mapping[str, Any]) -> Token | None:
-        """Return what gives a user's token, if it has one."""
+        """Return a source of the user's token, if there is one."""
         if user.get("tokenFile"):
             return _TokenFile(self.path.parent / str(user["tokenFile"]))
         if user.get("token"):
@@ -118,7 +118,7 @@ class _Kubeconfig(NamedTuple):
         return None
 
     def _bytes(self, entry: Mapping[str, Any], field: str) -> bytes | None:
-        """Return what an entry holds itself, or names a file for."""
+        """Return the data of a field, which is inline or in a file."""
         try:
             if entry.get(f"{field}-data"):
                 return base64.b64decode(str(entry[f"{field}-data"]), validate=True)
@@ -128,7 +128,7 @@ class _Kubeconfig(NamedTuple):
 
 
 class _FixedToken:
-    """A token that stands in the kubeconfig."""
+    """A token written in the kubeconfig."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -141,45 +141,45 @@ class _FixedToken:
 
 
 class _TokenFile:
-    """A token that is replaced in its file from time to time."""
+    """A token in a file that is replaced from time to time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._token = ""
-        self._since = -_TOKEN_KEPT
+        self._since = -_TOKEN_TTL
 
     async def __call__(self) -> str:
-        if time.monotonic() - self._since >= _TOKEN_KEPT:
+        if time.monotonic() - self._since >= _TOKEN_TTL:
             try:
-                self._token = self._path.read_text(encoding="utf-8").strip()  # of a small file, which is in memory
+                self._token = self._path.read_text(encoding="utf-8").strip()  # a small file, and in memory
             except OSError as error:
                 raise Unequipped(f"The token of Kubernetes cannot be read: {error}.") from None
             self._since = time.monotonic()
         return self._token
 
     def forget(self, refused: str) -> bool:
-        """Read the file again next time: it may hold another one by now."""
+        """Read the file again next time, because it may contain another token by now."""
         if refused == self._token:
-            self._since = -_TOKEN_KEPT
+            self._since = -_TOKEN_TTL
         return True
 
 
 log = get_logger("worker")
 
 _PAGE = "500"
-_LASTS = 240
+_WATCH_SECONDS = 240
 """Seconds for which Kubernetes keeps a watch open."""
-_SILENCE = _LASTS + 30.0
+_SILENCE = _WATCH_SECONDS + 30.0
 _PAUSE = 0.2
-_LONGEST_PAUSE = 30.0
+_MAX_PAUSE = 30.0
 
 
 class _Expired(Exception):
-    """Kubernetes has forgotten the place where a watch would go on."""
+    """Kubernetes no longer has the resource version at which a watch would continue."""
 
 
 class Followed:
-    """One execution that somebody waits for."""
+    """The state of an execution that somebody waits for."""
 
     def __init__(self) -> None:
         self.job: Mapping[str, Any] | None = None
@@ -188,8 +188,8 @@ class Followed:
         self._error: Exception | None = None
         self._changed = asyncio.Event()
 
-    def show(self, kind: str, thing: Mapping[str, Any] | None) -> None:
-        """Take a Job or a Pod as it is now; None if it is gone."""
+    def update(self, kind: str, thing: Mapping[str, Any] | None) -> None:
+        """Store the current state of a Job or Pod; None if it is gone."""
         if kind == "jobs":
             self.job, self.is_gone = thing, thing is None
         elif thing is not None or self.pod is None:
@@ -201,7 +201,7 @@ class Followed:
         self._changed.set()
 
     async def change(self, within: float | None = None) -> None:
-        """Wait until something has changed, or so long."""
+        """Wait until something has changed, or up to so many seconds."""
         try:
             async with asyncio.timeout(within):
                 await self._changed.wait()
@@ -213,25 +213,25 @@ class Followed:
 
 
 class NamespaceWatch:
-    """Follows the executions of one namespace, while there are any that somebody waits for."""
+    """Watches the executions of one namespace, while somebody waits for any."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self._api = api
         self._namespace = namespace
         self._followed: dict[str, set[Followed]] = {}
-        self._going: list[asyncio.Task[None]] = []
+        self._watches: list[asyncio.Task[None]] = []
 
     @contextmanager
     def following(self, name: str) -> Iterator[Followed]:
-        """Follow an execution within this block."""
-        one = Followed()
-        self._followed.setdefault(name, set()).add(one)
-        if not self._going:
-            self._going = [asyncio.create_task(self._follow(kind)) for kind in ("jobs", "pods")]
+        """Watch an execution within this block."""
+        followed = Followed()
+        self._followed.setdefault(name, set()).add(followed)
+        if not self._watches:
+            self._watches = [asyncio.create_task(self._follow(kind)) for kind in ("jobs", "pods")]
         try:
-            yield one
+            yield followed
         finally:
-            rest = self._followed[name] - {one}
+            rest = self._followed[name] - {followed}
             if rest:
                 self._followed[name] = rest
             else:
@@ -240,15 +240,15 @@ class NamespaceWatch:
                 self._stop()
 
     async def close(self) -> None:
-        going = self._going
+        watches = self._watches
         self._stop()
-        if going:
-            await asyncio.wait(going)
+        if watches:
+            await asyncio.wait(watches)
 
     def _stop(self) -> None:
-        for task in self._going:
+        for task in self._watches:
             task.cancel()
-        self._going = []
+        self._watches = []
 
     async def _follow(self, kind: str) -> None:
         version, pause = "", _PAUSE
@@ -256,8 +256,8 @@ class NamespaceWatch:
             try:
                 if not version:
                     version = await self._list(kind)
-                async for reached in self._watch(kind, version):
-                    version, pause = reached, _PAUSE
+                async for next_version in self._watch(kind, version):
+                    version, pause = next_version, _PAUSE
                 await asyncio.sleep(_PAUSE)
             except _Expired:
                 version = ""
@@ -265,63 +265,63 @@ class NamespaceWatch:
                 if not isinstance(error, Unreachable):
                     log.warning("kubernetes.watch_failed kind=%s namespace=%s error=%r", kind, self._namespace, error)
                 for name in list(self._followed):
-                    for one in self._followed[name]:
-                        one.fail(Unreachable(f"Kubernetes: {error}"))
+                    for followed in self._followed[name]:
+                        followed.fail(Unreachable(f"Kubernetes: {error}"))
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = min(2 * pause, _MAX_PAUSE)
 
     async def _list(self, kind: str) -> str:
-        """Show everything as it is, and return from where a watch goes on."""
+        """Read all Jobs or Pods, and return the resource version at which a watch continues."""
         query, seen = {"labelSelector": OWN_LABEL, "limit": _PAGE}, set[str]()
         before = set(self._followed)
         while True:
             answer = await self._api.ask("GET", path_of(kind, self._namespace), query)
-            data = self._understood(answer)
+            data = self._data_of(answer)
             for thing in data.get("items") or ():
-                seen |= self._show(kind, "", thing)
+                seen |= self._update(kind, "", thing)
             more = data["metadata"].get("continue")
             if not more:
                 break
             query["continue"] = more
         if kind == "jobs":
             for name in (before - seen) & set(self._followed):
-                for one in self._followed[name]:
-                    if one.job is not None:  # a watcher that has not seen it yet is about to look
-                        one.show(kind, None)
+                for followed in self._followed[name]:
+                    if followed.job is not None:  # a new watcher without a Job is about to query it
+                        followed.update(kind, None)
         return str(data["metadata"]["resourceVersion"])
 
     async def _watch(self, kind: str, version: str) -> AsyncIterator[str]:
-        """Show what changes, and yield from where it could go on."""
+        """Watch for changes, and yield the resource version after each."""
         query = {
             "labelSelector": OWN_LABEL,
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": version,
-            "timeoutSeconds": str(_LASTS),
+            "timeoutSeconds": str(_WATCH_SECONDS),
         }
         async with self._api.lines(path_of(kind, self._namespace), query, silence=_SILENCE) as (answer, lines):
             if answer.status != 200:
-                self._understood(answer)
+                self._data_of(answer)
             async for line in lines:
                 event = msgspec.json.decode(line)
                 thing = event["object"]
                 if event["type"] == "ERROR":
-                    self._understood(Answer(int(thing.get("code", 500)), {}, msgspec.json.encode(thing)))
+                    self._data_of(Answer(int(thing.get("code", 500)), {}, msgspec.json.encode(thing)))
                 if event["type"] != "BOOKMARK":
-                    self._show(kind, event["type"], thing)
+                    self._update(kind, event["type"], thing)
                 yield str(thing["metadata"]["resourceVersion"])
 
-    def _show(self, kind: str, event: str, thing: Mapping[str, Any]) -> set[str]:
+    def _update(self, kind: str, event: str, thing: Mapping[str, Any]) -> set[str]:
         name = thing["metadata"].get("labels", {}).get(OWN_LABEL, "")
-        for one in self._followed.get(name, ()):
-            one.show(kind, None if event == "DELETED" else thing)
+        for followed in self._followed.get(name, ()):
+            followed.update(kind, None if event == "DELETED" else thing)
         return {name}
 
-    def _understood(self, answer: Answer) -> Any:
+    def _data_of(self, answer: Answer) -> Any:
         if answer.status == 410:
             raise _Expired
         if answer.status != 200 or not isinstance(answer.data, dict):
-            raise Unreachable(told(answer))
+            raise Unreachable(refusal_text(answer))
         return answer.data
 
 
@@ -330,8 +330,8 @@ def path_of(kind: str, namespace: str, name: str = "") -> str:
     return f"{group}/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")
 
 
-def told(answer: Answer) -> str:
-    """Return what Kubernetes says of a request that it has refused."""
+def refusal_text(answer: Answer) -> str:
+    """Return the reason that Kubernetes gives for refusing a request."""
     data = answer.data
-    said = data.get("message") if isinstance(data, dict) else None
-    return f"Kubernetes answered with status {answer.status}: {said or answer.body[:200].decode(errors='replace')}"
+    message = data.get("message") if isinstance(data, dict) else None
+    return f"Kubernetes answered with status {answer.status}: {message or answer.body[:200].decode(errors='replace')}"

@@ -1,4 +1,4 @@
-"""A Job of Kubernetes as data: what is created for an execution, and what its state and that of its Pod mean."""
+"""A Kubernetes Job as data: the Job created for an execution, and the meaning of its state and that of its Pod."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from orchestrator.plugins.executors.kubernetes import OWN_LABEL, Kubernetes
 
 CONTAINER = "task"
 LARGEST_VARIABLE = 100_000
-"""Bytes; Linux takes no variable of more than 128 kB."""
+"""Bytes of input in an environment variable, at most. Linux allows 128 kB."""
 LARGEST_FILE = 1_000_000
-"""Bytes; Kubernetes takes no ConfigMap or Secret of more than 1 MiB."""
+"""Bytes of input in a ConfigMap or Secret, at most. Kubernetes allows 1 MiB."""
 _MOUNTED = "/orchestrator"
 _FILE = "task.json"
 _HOPELESS = frozenset({"InvalidImageName", "ErrImageNeverPull"})
@@ -29,12 +29,12 @@ class Trouble(NamedTuple):
 
     text: str
     is_hopeless: bool
-    """No time heals it."""
+    """Waiting does not help."""
     is_image: bool = True
 
 
 def job_of(execution: Execution, options: Kubernetes, output: str = "") -> dict[str, Any]:
-    """Return the Job that is created for an execution, which leaves its output at an address if there is one."""
+    """Return the Job for an execution. With `output`, the Job leaves its output at that address."""
     variables = {**options.env, "TASK_ID": execution.task_id, "TASK_ATTEMPT": str(execution.attempt)}
     _add(variables, **{OUTPUT_VARIABLE: output})
     container: dict[str, Any] = {"name": CONTAINER, "image": options.image}
@@ -62,7 +62,7 @@ def job_of(execution: Execution, options: Kubernetes, output: str = "") -> dict[
     _add(pod, serviceAccountName=options.service_account, nodeSelector=options.node_selector, imagePullSecrets=pull)
     limit = options.deadline if options.deadline is not None else options.backstop(execution.timeout)
     spec: dict[str, Any] = {
-        "backoffLimit": 0,  # tries are counted by the task's own policy
+        "backoffLimit": 0,  # attempts are counted by the task's retry policy
         "ttlSecondsAfterFinished": options.ttl,
         "template": {"metadata": _labelled({}, execution, options), "spec": pod},
     }
@@ -76,7 +76,7 @@ def job_of(execution: Execution, options: Kubernetes, output: str = "") -> dict[
 
 
 def file_of(execution: Execution, options: Kubernetes) -> dict[str, Any]:
-    """Return the ConfigMap or Secret that holds an execution's input."""
+    """Return the ConfigMap or Secret with the input of an execution."""
     text = {_FILE: execution.specification.decode()}
     metadata = _labelled({"name": execution.name}, execution, options)
     if options.input == "secret":
@@ -85,7 +85,7 @@ def file_of(execution: Execution, options: Kubernetes) -> dict[str, Any]:
 
 
 def ended_for(job: Mapping[str, Any], now: float) -> float:
-    """Return for how many seconds a Job has ended, by its own account and a clock of ours; 0 if it does not say."""
+    """Return the seconds since the end of a Job, from its own timestamps and our clock; 0 if it has none."""
     for condition in job.get("status", {}).get("conditions") or ():
         if condition.get("status") == "True" and condition.get("type") in ("Complete", "Failed"):
             since = str(condition.get("lastTransitionTime") or "")
@@ -94,7 +94,7 @@ def ended_for(job: Mapping[str, Any], now: float) -> float:
 
 
 def verdict(job: Mapping[str, Any]) -> Literal["complete", "failed"] | None:
-    """Say whether a Job has ended, and how; one that fails while it is deleted is soon gone."""
+    """Return how a Job has ended, or None. A Job that fails during its deletion is soon gone."""
     is_deleted = bool(job.get("metadata", {}).get("deletionTimestamp"))
     for condition in job.get("status", {}).get("conditions") or ():
         if condition.get("status") == "True" and condition.get("type") in ("Complete", "Failed"):
@@ -106,7 +106,7 @@ def verdict(job: Mapping[str, Any]) -> Literal["complete", "failed"] | None:
 
 def failure(job: Mapping[str, Any], pod: Mapping[str, Any] | None, log: str) -> Broken:
     conditions = job.get("status", {}).get("conditions") or ()
-    condition: Mapping[str, Any] = next((one for one in conditions if one.get("type") == "Failed"), {})
+    condition: Mapping[str, Any] = next((item for item in conditions if item.get("type") == "Failed"), {})
     ended = terminated(pod)
     if condition.get("reason") == "DeadlineExceeded":
         return Broken("DeadlineExceeded", "Kubernetes has ended the Job: its deadline has passed.", detail=log)
@@ -117,12 +117,12 @@ def failure(job: Mapping[str, Any], pod: Mapping[str, Any] | None, log: str) -> 
     if pod is not None and pod.get("status", {}).get("reason"):
         status = pod["status"]
         return Broken(str(status["reason"]), str(status.get("message") or f"The Pod: {status['reason']}."), detail=log)
-    said = condition.get("message") or condition.get("reason") or "and does not say why"
-    return Broken("JobFailed", f"Kubernetes says that the Job failed: {said}.", detail=log)
+    reason = condition.get("message") or condition.get("reason") or "and does not say why"
+    return Broken("JobFailed", f"Kubernetes says that the Job failed: {reason}.", detail=log)
 
 
 def terminated(pod: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return how the container of a Pod ended; None if it has not, or nobody knows."""
+    """Return how the container of a Pod ended; None if it has not, or if unknown."""
     for status in ((pod or {}).get("status", {}).get("containerStatuses")) or ():
         if status.get("name") == CONTAINER:
             found: Mapping[str, Any] | None = status.get("state", {}).get("terminated")
@@ -130,19 +130,19 @@ def terminated(pod: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return None
 
 
-def trouble(pod: Mapping[str, Any]) -> Trouble | None:
-    """Return why the container of a Pod does not start, if it is in trouble."""
+def start_trouble(pod: Mapping[str, Any]) -> Trouble | None:
+    """Return why the container of a Pod does not start, or None."""
     for status in pod.get("status", {}).get("containerStatuses") or ():
         waiting = status.get("state", {}).get("waiting") or {}
         reason = waiting.get("reason", "")
         if reason in _HOPELESS | _PULLING | _STUCK:
-            said = f"{reason}: {waiting['message']}" if waiting.get("message") else str(reason)
-            return Trouble(said, reason in _HOPELESS, reason not in _STUCK)
+            text = f"{reason}: {waiting['message']}" if waiting.get("message") else str(reason)
+            return Trouble(text, reason in _HOPELESS, reason not in _STUCK)
     return None
 
 
 def output_of(text: str) -> Any:
-    """Return what a program has written: JSON if it is, else the text."""
+    """Parse the output of a program: JSON if possible, otherwise text."""
     try:
         return msgspec.json.decode(text.encode())
     except (msgspec.DecodeError, UnicodeError):
@@ -151,14 +151,13 @@ def output_of(text: str) -> Any:
 
 def _labelled(metadata: dict[str, Any], execution: Execution, options: Kubernetes) -> dict[str, Any]:
     labels = {**options.labels, "app.kubernetes.io/managed-by": "orchestrator", OWN_LABEL: execution.name}
-    said = {"task": execution.task, "task-id": execution.task_id, "run-id": execution.run_id, "step": execution.step}
+    details = {"task": execution.task, "task-id": execution.task_id, "run-id": execution.run_id, "step": execution.step}
     annotations = {
         **options.annotations,
-        **{f"orchestrator.dev/{name}": value for name, value in said.items() if value},
+        **{f"orchestrator.dev/{name}": value for name, value in details.items() if value},
     }
     return {**metadata, "labels": labels, "annotations": annotations}
 
 
 def _add(target: dict[str, Any], **values: Any) -> None:
-    """Set what is said, and leave out what is not."""
     target.update({name: value for name, value in values.items() if value})

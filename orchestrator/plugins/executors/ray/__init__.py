@@ -1,4 +1,4 @@
-"""The executor `ray`: what a task says that a Ray cluster runs as a job."""
+"""The executor `ray`: options of a task that runs as a job of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -15,35 +15,34 @@ from orchestrator.domain.executors.options import (
 )
 
 SPECIFICATION, EXECUTION, PROGRAM = "TASK_SPEC", "TASK_EXECUTION", "TASK_PROGRAM"
-"""Variables of a job that are ours."""
+"""Environment variables that are reserved for us."""
 
 
 class Ray(ExecutorOptions, frozen=True, kw_only=True):
-    """A function that a Ray cluster runs as a job; its id there is the name of the execution."""
+    """A function that a Ray cluster runs as a job. The job's id is the name of the execution."""
 
     executor: ClassVar[str] = "ray"
 
     function: str
-    """What is called, with the task's arguments: `package.module:function`, which the job can import."""
+    """The function, called with the task's arguments: `package.module:function`, importable by the job."""
     address_variable: str = "RAY_API_SERVER_ADDRESS"
-    """The variable in the environment of our workers that holds the address of the cluster's Jobs API, e.g.
-    http://head:8265."""
+    """The environment variable of our workers that has the address of the cluster's Jobs API, e.g. http://head:8265."""
     runtime_env: dict[str, Any] = {}
-    """The job's environment as Ray understands it: `pip`, `working_dir` (an address, no folder), `env_vars`. Nothing
-    secret, because options are stored and shown to people."""
+    """The job's runtime environment for Ray: `pip`, `working_dir` (a URL, not a folder), `env_vars`. Nothing secret:
+    options are stored, and shown to people."""
     cpus: float = 0.0
-    """Processors that the function itself takes; what it starts on the cluster has its own."""
+    """Processors reserved for the function itself. Work that it starts on the cluster reserves its own."""
     gpus: float = 0.0
     memory: int = 0
-    """Bytes that a node must have for it."""
+    """Bytes of memory that a node must have."""
     resources: dict[str, float] = {}
-    """What else a node must have, as Ray counts it."""
+    """Other resources that a node must have, by Ray's accounting."""
     python: str = "python"
-    """The program that runs it there."""
+    """The Python program on the cluster."""
 
     @property
     def wants(self) -> str:
-        """The variable: workers say which of them they were given."""
+        """The variable: workers announce which variables they have."""
         return f"{self.executor} {self.address_variable}"
 
     def problems(self) -> Problems:

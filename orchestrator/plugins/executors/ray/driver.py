@@ -1,7 +1,7 @@
-"""Tasks that a Ray cluster runs as jobs, over the HTTP API of Ray Jobs.
+"""Tasks that run as jobs of a Ray cluster, over the HTTP API of Ray Jobs.
 
-The id of the job is the name of the execution, so Ray refuses a second one. A job belongs to the cluster and not to its
-submitter: any worker that knows its name finds it. The function's result is the last line of the job's log.
+The job's id is the name of the execution, so Ray refuses to create it twice. A job does not belong to its submitter:
+any worker that knows its name finds it. The function's result is the last line of the job's log.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from orchestrator.workers.executors.protocol import Gone, Looks, Setup, Unequipp
 from orchestrator.workers.executors.rest import Api, refusal
 
 LARGEST_INPUT = 100_000
-"""Bytes; Linux takes no variable of more than 128 KiB, and Ray passes it on inside of another one."""
+"""Bytes of input in a variable, at most. Linux allows 128 KiB, and Ray nests this variable in another."""
 _END = "orchestrator-end"
-"""Begins the line of a job's log that says how the function ended."""
+"""The prefix of the line in a job's log that has the function's result."""
 _START = f'import os; exec(os.environ["{PROGRAM}"])'
-_OVER = ("SUCCEEDED", "FAILED", "STOPPED")
-_EVERY = 1.0
-"""Seconds between two looks."""
-_EACH = 8
-"""Up to so many jobs are asked for one by one, and more by a list of all that the cluster knows."""
+_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
+_POLL_INTERVAL = 1.0
+"""Seconds between two polls."""
+_MAX_SINGLE_POLLS = 8
+"""Jobs that are polled one by one, at most. More jobs are polled by listing all jobs of the cluster."""
 _SETTLED = 2.0
-"""Seconds after its end in which Ray writes down once more that a job is over, also one that was deleted by then."""
+"""Seconds after its end in which Ray may write a job's final state once more, even for a deleted job."""
 _LOG_TRIES = 5
 _LOG_PAUSE = 2.0
 _LOG_LINES = 1_000
-"""Lines of which the last are logged."""
+"""The last lines of a job's output that are logged, at most."""
 _TOKEN = "RAY_AUTH_TOKEN"
-_MAY_PASS = (401, 403, 404, 408, 429)
-_TAKEN = b"already exists"
+_TEMPORARY = (401, 403, 404, 408, 429)
+_EXISTS = b"already exists"
 _UNKNOWN = b"does not exist"
 
-Found = Mapping[str, Any]
+JobState = Mapping[str, Any]
 
 
 class RayExecutor:
-    """Submits jobs to Ray clusters, and looks after them."""
+    """Submits jobs to Ray clusters, and watches them."""
 
     options: ClassVar[type[Ray]] = Ray
 
@@ -58,7 +58,7 @@ class RayExecutor:
         self._clusters: dict[str, _Cluster] = {}
 
     async def submit(self, execution: Execution) -> str:
-        """Submit a job under the execution's name, unless that was done."""
+        """Submit a job under the execution's name, unless that was done before."""
         cluster, options = self._cluster(execution), cast(Ray, execution.options)
         if (size := _input_size(execution)) > LARGEST_INPUT:
             raise GiveUp(
@@ -66,14 +66,14 @@ class RayExecutor:
                 f"place where it is."
             )
         answer = await cluster.api.ask("POST", "/api/jobs/", body=_submission(execution, options, _program()))
-        if answer.status != 200 and _TAKEN not in answer.body:
+        if answer.status != 200 and _EXISTS not in answer.body:
             raise _refusal(answer, f"run {options.function}")
         return execution.name
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
-        """Return how the job ended; its log is passed on then."""
+        """Wait until the job has ended. Log its output, and return its outcome."""
         cluster = self._cluster(execution)
-        while (found := await cluster.looks.next(external_id)) is not None and not _is_over(found):
+        while (found := await cluster.poll.next(external_id)) is not None and not _has_ended(found):
             pass
         if found is None:
             raise Gone(f"Ray does not know the job {external_id} any more: the cluster's head was restarted.")
@@ -88,9 +88,9 @@ class RayExecutor:
         return _failure(found) if end is None else function_outcome(end, end.get("output"))
 
     async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
-        """Stop the job, return when it has ended, and let the cluster forget it."""
+        """Stop the job, wait for its end, and let the cluster forget it."""
         cluster, name, was_there = self._cluster(execution), execution.name, False
-        while (found := await cluster.looks.next(name)) is not None and not _is_over(found):
+        while (found := await cluster.poll.next(name)) is not None and not _has_ended(found):
             answer = await cluster.api.ask("POST", f"/api/jobs/{name}/stop")
             if answer.status != 200 and not _is_unknown(answer):
                 raise _refusal(answer, f"stop the job {name}")
@@ -107,9 +107,9 @@ class RayExecutor:
             raise _refusal(answer, f"delete the job {external_id}")
 
     async def close(self) -> None:
-        """Look no more; jobs go on."""
+        """Stop watching. Jobs continue."""
         for cluster in self._clusters.values():
-            await cluster.looks.close()
+            await cluster.poll.close()
         self._clusters.clear()
 
     def _cluster(self, execution: Execution) -> _Cluster:
@@ -126,16 +126,16 @@ class RayExecutor:
 
 
 class _Cluster:
-    """One cluster, and what becomes of its jobs."""
+    """A cluster, and the periodic poll of its jobs."""
 
     def __init__(self, url: str, timeout: float) -> None:
         token = os.environ.get(_TOKEN, "")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.api = Api(url=url, headers=headers, timeout=timeout)
-        self.looks: Looks[Found] = Looks(self._look, _EVERY)
+        self.poll: Looks[JobState] = Looks(self._poll, _POLL_INTERVAL)
 
     async def log(self, name: str) -> str | Broken:
-        """Return all that a job has written, or why that cannot be read."""
+        """Return the log of a job, or why it cannot be read."""
         for number in range(_LOG_TRIES):
             if number:
                 await asyncio.sleep(_LOG_PAUSE)
@@ -147,22 +147,22 @@ class _Cluster:
                 )
             if answer.status == 200 and isinstance(answer.data, dict):
                 return str(answer.data.get("logs", ""))
-        said = f"status {answer.status}"
+        status = f"status {answer.status}"
         return Broken(
-            "ResultLost", f"Its result stands in its log, which Ray cannot read, as its node is gone: {said}."
+            "ResultLost", f"Its result stands in its log, which Ray cannot read, as its node is gone: {status}."
         )
 
-    async def _look(self, wanted: Collection[str]) -> Mapping[str, Found]:
-        if len(wanted) <= _EACH:
-            answers = await asyncio.gather(*(self.api.ask("GET", f"/api/jobs/{name}") for name in wanted))
-            asked = zip(wanted, answers, strict=True)
-            return {name: _read(answer) for name, answer in asked if not _is_unknown(answer)}
+    async def _poll(self, names: Collection[str]) -> Mapping[str, JobState]:
+        if len(names) <= _MAX_SINGLE_POLLS:
+            answers = await asyncio.gather(*(self.api.ask("GET", f"/api/jobs/{name}") for name in names))
+            answers_by_name = zip(names, answers, strict=True)
+            return {name: _read(answer) for name, answer in answers_by_name if not _is_unknown(answer)}
         jobs = _read(await self.api.ask("GET", "/api/jobs/"))
-        return {str(job["submission_id"]): job for job in jobs if job.get("submission_id") in wanted}
+        return {str(job["submission_id"]): job for job in jobs if job.get("submission_id") in names}
 
 
 def _is_unknown(answer: Answer) -> bool:
-    """Say whether there is no such job; while the head of a cluster starts, it knows no such address either."""
+    """Return whether the job does not exist. A 404 without that message comes from a starting cluster head."""
     return answer.status == 404 and _UNKNOWN in answer.body
 
 
@@ -173,8 +173,8 @@ def _read(answer: Answer) -> Any:
 
 
 def _refusal(answer: Answer, what: str) -> Exception:
-    said = answer.body.decode(errors="replace").strip().splitlines()
-    return refusal(answer, f"Ray does not {what}", said[-1][:500] if said else "", _MAY_PASS)
+    lines = answer.body.decode(errors="replace").strip().splitlines()
+    return refusal(answer, f"Ray does not {what}", lines[-1][:500] if lines else "", _TEMPORARY)
 
 
 @cache
@@ -183,9 +183,9 @@ def _program() -> str:
 
 
 def _submission(execution: Execution, options: Ray, program: str) -> dict[str, Any]:
-    """Return what Ray is asked to run; the program, which has nothing of ours, calls the function."""
+    """Return the request body for a job. The job runs our program, which calls the function."""
     own = {SPECIFICATION: execution.specification.decode(), EXECUTION: execution.name, PROGRAM: program}
-    said: dict[str, Any] = {
+    body: dict[str, Any] = {
         "submission_id": execution.name,
         "entrypoint": shlex.join([options.python, "-c", _START, options.function]),
         "runtime_env": {**options.runtime_env, "env_vars": {**options.runtime_env.get("env_vars", {}), **own}},
@@ -197,35 +197,35 @@ def _submission(execution: Execution, options: Ray, program: str) -> dict[str, A
         "entrypoint_memory": options.memory,
         "entrypoint_resources": options.resources,
     }
-    return said | {name: amount for name, amount in reserved.items() if amount}
+    return body | {name: amount for name, amount in reserved.items() if amount}
 
 
 def _input_size(execution: Execution) -> int:
-    """Return how much of a variable the input takes, as Ray passes it on."""
+    """Return the size of the input inside a variable, as Ray encodes it."""
     return len(json.dumps(execution.specification.decode()))
 
 
-def _is_over(found: Mapping[str, Any]) -> bool:
-    return found.get("status") in _OVER
+def _has_ended(found: Mapping[str, Any]) -> bool:
+    return found.get("status") in _ENDED
 
 
 def split_log(text: str, name: str) -> tuple[list[str], dict[str, Any] | None]:
-    """Return the lines of a job's log, and what its last word says, if it came to that."""
+    """Return the lines of a job's log, and the result line's data, if there is one."""
     lines = text.splitlines()
-    mark = f"{_END} {name} "
-    last = next((place for place in reversed(range(len(lines))) if lines[place].startswith(mark)), None)
+    prefix = f"{_END} {name} "
+    last = next((index for index in reversed(range(len(lines))) if lines[index].startswith(prefix)), None)
     if last is None:
         return lines, None
     try:
-        end = msgspec.json.decode(lines[last][len(mark) :], type=dict[str, Any])
+        end = msgspec.json.decode(lines[last][len(prefix) :], type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeEncodeError):
         return lines, None
     return lines[:last], end
 
 
 def _failure(found: Mapping[str, Any]) -> Outcome:
-    """Return how a job failed whose function did not come to say anything."""
-    said = str(found.get("message") or "and Ray does not say why")
-    first, _, rest = said.partition("\n")
+    """Return the failure of a job whose function left no result."""
+    message = str(found.get("message") or "and Ray does not say why")
+    first, _, rest = message.partition("\n")
     kind = "".join(word.capitalize() for word in str(found.get("error_type") or "job_failed").split("_"))
     return Broken(kind, f"The job failed at Ray: {first}", detail=rest)

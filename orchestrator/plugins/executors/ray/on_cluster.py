@@ -1,6 +1,6 @@
-"""The program of a Ray job, which calls a function and writes its end as the last line of the job's log.
+"""The program of a Ray job: it calls a function, and writes the result as the last line of the job's log.
 
-It travels as text, to where nothing of ours is installed, so it uses nothing but Python's own modules.
+It is sent as text to machines where this package is not installed, and uses only the standard library.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 
 def main() -> int:
-    """Do what the variables of the environment say; return the exit code."""
+    """Call the function named in the arguments, with the input from the environment. Return the exit code."""
     specification = json.loads(os.environ["TASK_SPEC"])
     end = call(sys.argv[1], specification.get("arguments", []), specification.get("input", {}))
     ray = sys.modules.get("ray")
     if ray is not None and hasattr(ray, "shutdown"):
-        ray.shutdown()  # else lines of the cluster's workers could come within ours
+        ray.shutdown()  # otherwise output of the cluster's workers could mix with our line
     sys.stdout.flush()
     sys.stderr.flush()
     line = f"\norchestrator-end {os.environ['TASK_EXECUTION']} {json.dumps(end)}\n".encode()
@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def call(path: str, arguments: list[Any], keywords: dict[str, Any]) -> dict[str, Any]:
-    """Call a function, and return its result, or how it failed."""
+    """Call a function. Return its result or its error."""
     try:
         module, _, name = path.partition(":")
         found: Any = importlib.import_module(module)

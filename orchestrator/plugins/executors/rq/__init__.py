@@ -1,4 +1,4 @@
-"""What a task says that an existing RQ fleet runs."""
+"""The executor `rq`: options of a task that an existing RQ fleet runs."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ _SCHEMES = ("redis", "rediss", "unix")
 
 
 class Rq(ExecutorOptions, frozen=True, kw_only=True):
-    """A job of an RQ queue; its id is the name of the execution."""
+    """A job of an RQ queue. Its id is the name of the execution."""
 
     executor: ClassVar[str] = "rq"
 
     function: str
-    """What the fleet calls, with the task's arguments: `package.module:function`."""
+    """The function, called with the task's arguments: `package.module:function`."""
     queue: str = "default"
-    """The queue of RQ."""
+    """The RQ queue."""
     url: str = ""
-    """The Redis of the fleet, e.g. redis://host:6379/0, without a password: options are stored, and shown to people."""
+    """The Redis URL of the fleet, e.g. redis://host:6379/0, without a password: people can see options."""
     url_variable: str = "RQ_REDIS_URL"
-    """The variable in the environment of our workers that holds the address, where `url` is not given."""
+    """The environment variable of our workers that has the URL, if `url` is not set."""
     serializer: Literal["pickle", "json"] = "pickle"
-    """How the fleet's workers read jobs and write results; `pickle` is RQ's default."""
+    """The fleet's serializer of jobs and results. `pickle` is RQ's default."""
     job_timeout: float | None = None
-    """Seconds after which the fleet ends the job; a little more than the task's own timeout if not given."""
+    """Seconds after which the fleet ends the job; by default a little more than the task's timeout."""
     result_ttl: float = 86_400.0
-    """Seconds for which the fleet keeps how it ended, which is how long nobody of us need look."""
+    """Seconds for which the fleet keeps the result. A worker must collect it within that time."""
     prints: bool = False
-    """What the function prints is in the log of the task when it has ended; the fleet must have this package."""
+    """Add the function's printed output to the task's log at the end. This package must be installed in the fleet."""
 
     @property
     def wants(self) -> str:
-        """The variable, where it is said nowhere else: workers say which of them they were given."""
+        """The variable, if `url` is not set: workers announce which variables they have."""
         return self.executor if self.url else f"{self.executor} {self.url_variable}"
 
     def problems(self) -> Problems:
@@ -58,13 +58,13 @@ class Rq(ExecutorOptions, frozen=True, kw_only=True):
 
 
 def _problems_of_url(url: str) -> Problems:
-    """Say what is wrong with an address, without it: it may hold a secret."""
+    """Return the problems of a URL without quoting it, because it may contain a secret."""
     try:
         parts = urlsplit(url)
     except ValueError:
         return [("url", "it cannot be read as an address.")]
     if parts.scheme not in _SCHEMES:
-        return [("url", f"expected an address that begins with {', '.join(f'{one}://' for one in _SCHEMES)}.")]
+        return [("url", f"expected an address that begins with {', '.join(f'{scheme}://' for scheme in _SCHEMES)}.")]
     if parts.password is not None or "password=" in parts.query:
         return [
             ("url", "it holds a password, and options are shown to people; put the address into a variable of the "

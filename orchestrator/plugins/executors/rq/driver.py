@@ -1,7 +1,7 @@
-"""Tasks that an existing RQ fleet runs.
+"""Tasks that run as jobs of an existing RQ fleet.
 
-RQ does not say by itself that a job has ended, so one look at intervals shows all that are waited for, in one round
-trip. Its library blocks: a few threads, shared by all executions, call it.
+RQ does not notify when a job ends, so a periodic poll reads all awaited jobs in one round trip. RQ's library blocks: a
+few threads, shared by all executions, call it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from orchestrator.workers.executors.protocol import Gone, Looks, Setup, Unequipp
 
 T = TypeVar("T")
 
-_EVERY = 0.5
-"""Seconds between two looks."""
+_POLL_INTERVAL = 0.5
+"""Seconds between two polls."""
 _TIMEOUT = 10.0
-"""Seconds within which a Redis answers at most; the setting executor_timeout may say fewer."""
+"""Seconds for an answer of Redis, unless the setting executor_timeout is lower."""
 _THREADS = 2
 
 
 class RqExecutor:
-    """Hands tasks to RQ, and watches them there."""
+    """Enqueues tasks as RQ jobs, and watches them."""
 
     options: ClassVar[type[Rq]] = Rq
 
@@ -42,27 +42,27 @@ class RqExecutor:
         self._fleets: dict[str, _Fleet] = {}
 
     async def submit(self, execution: Execution) -> str:
-        """Enqueue a job under the execution's name, unless there is one."""
+        """Enqueue a job under the execution's name, unless it exists."""
         fleet, options = self._fleet(execution)
         await fleet.call(rq.submit, execution, options)
         return execution.name
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
-        """Return how the job ended; `meta` is shown as progress, and printed lines are logged."""
+        """Wait until the job has ended, and return its outcome. Report `meta` as progress, and log printed lines."""
         fleet, options = self._fleet(execution)
-        shown = b""
+        meta = b""
         while True:
-            seen = await fleet.next(external_id, options)
-            if seen is None:
+            state = await fleet.next(external_id, options)
+            if state is None:
                 raise Gone(f"RQ has no job {external_id} any more: it was deleted, or its Redis has lost it.")
-            if seen.meta != shown:
-                shown = seen.meta
-                if (said := rq.progress(shown, options.serializer)) is not None:
-                    watcher.progress(*said)
-            if seen.status == "lost":
+            if state.meta != meta:
+                meta = state.meta
+                if (values := rq.progress(meta, options.serializer)) is not None:
+                    watcher.progress(*values)
+            if state.status == "lost":
                 return rq.worker_lost(external_id)
-            if seen.has_ended:
-                if lines := rq.printed(seen.meta, options.serializer) if options.prints else []:
+            if state.has_ended:
+                if lines := rq.printed(state.meta, options.serializer) if options.prints else []:
                     watcher.log("\n".join(lines))
                 outcome = await fleet.call(rq.collect, external_id, options)
                 if outcome is None:
@@ -70,9 +70,9 @@ class RqExecutor:
                 return outcome
 
     async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
-        """Take the job out of its queue, or have its worker stop it; return when it has ended."""
+        """Cancel the job until it has ended: remove it from its queue, or make its worker stop it."""
         fleet, options = self._fleet(execution)
-        while (seen := await fleet.next(execution.name, options)) is not None and not seen.has_ended:
+        while (state := await fleet.next(execution.name, options)) is not None and not state.has_ended:
             await fleet.call(rq.stop, execution.name, options)
 
     async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
@@ -80,11 +80,11 @@ class RqExecutor:
         await self._fleet(execution)[0].call(rq.delete, execution.name)
 
     async def expire(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
-        """Have Redis delete the job and its result in a minute."""
+        """Let Redis delete the job and its result in a minute."""
         await self._fleet(execution)[0].call(rq.expire, execution.name)
 
     async def close(self) -> None:
-        """Close connections; jobs go on."""
+        """Close connections. Jobs continue."""
         for fleet in self._fleets.values():
             await fleet.close()
         self._fleets.clear()
@@ -111,27 +111,29 @@ class _Fleet:
             self._redis = Redis.from_url(url, socket_timeout=timeout, socket_connect_timeout=timeout)
         except ValueError as error:
             raise Unequipped(f"The address of the RQ fleet's Redis cannot be read: {sentence(str(error))}") from None
-        self._where = without_password(url)
+        self._address = without_password(url)
         self._threads = threads
-        self._looks = Looks(self._look, _EVERY)
+        self._poller = Looks(self._poll, _POLL_INTERVAL)
         self._queues: set[str] = set()
 
-    async def call(self, what: Callable[..., T], *given: Any) -> T:
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, partial(what, self._redis, *given))
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, partial(function, self._redis, *args)
+            )
         except (RedisError, OSError) as error:
-            raise Unreachable(f"The Redis of the RQ fleet, {self._where}: {error}") from error
+            raise Unreachable(f"The Redis of the RQ fleet, {self._address}: {error}") from error
 
-    async def next(self, name: str, options: Rq) -> rq.Seen | None:
-        """Return what the next look shows of a job."""
+    async def next(self, name: str, options: Rq) -> rq.JobState | None:
+        """Return the state of a job from the next poll."""
         self._queues.add(options.queue)
-        return await self._looks.next(name)
+        return await self._poller.next(name)
 
     async def close(self) -> None:
-        """Look no more, and close connections."""
-        await self._looks.close()
+        """Stop polling, and close connections."""
+        await self._poller.close()
         self._redis.close()
 
-    async def _look(self, names: Collection[str]) -> Mapping[str, rq.Seen]:
-        queues, self._queues = self._queues, set()  # a watcher of a job of one puts it back
-        return await self.call(rq.look, queues, names)
+    async def _poll(self, names: Collection[str]) -> Mapping[str, rq.JobState]:
+        queues, self._queues = self._queues, set()  # the watchers of their jobs add them again
+        return await self.call(rq.poll, queues, names)

@@ -1,7 +1,6 @@
-"""An RQ fleet, through its own library: blocking calls, for a few threads that serve all executions.
+"""Blocking calls to an RQ fleet by RQ's library, for a few threads that serve all executions.
 
-A job's key is watched while it is looked for and created, so that of two workers that submit the same name one creates
-it.
+Creating a job watches its key: if two workers submit the same name, only one creates the job.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from orchestrator.workers.executors.protocol import finished, raised
 
 _ENDED = frozenset({"finished", "failed", "stopped", "canceled", "lost"})
 _UNSERIALIZABLE = "Unserializable return value"
-"""What RQ writes instead of a result that its serializer refuses."""
+"""The value that RQ stores for a result that its serializer refuses."""
 _PLAIN = {
     ("datetime", "date"), ("datetime", "datetime"), ("datetime", "time"), ("datetime", "timedelta"),
     ("datetime", "timezone"), ("decimal", "Decimal"), ("uuid", "UUID"), ("builtins", "set"), ("builtins", "frozenset"),
 }  # fmt: skip
-_AT_ONCE = 1_000
-_KEEPING = "orchestrator.workers.executors.rq_side.call"
-"""What the fleet calls where prints are wanted: the name that the previous release knows `prints.py` by."""
+_BATCH = 1_000
+_CAPTURING_CALL = "orchestrator.workers.executors.rq_side.call"
+"""The function for jobs with option `prints`: the name by which the previous release knows `prints.py`."""
 _LINES = "orchestrator_lines"
-"""Where that leaves them in the `meta` of a job; it is loaded by the fleet's workers, and not here."""
+"""The key in a job's `meta` for the printed lines. `prints.py` is loaded only by the fleet's workers."""
 
-_EXPIRES = 60
-"""Seconds after which Redis deletes a job whose end is in Postgres."""
+_EXPIRY = 60
+"""Seconds after which Redis deletes a job whose result is in Postgres."""
 _STOP_AGAIN = 10
-"""Seconds after which a worker that still has a job gets another stop command: the first may have been lost."""
+"""Seconds after which a worker that still runs a job is sent another stop command, in case the first was lost."""
 _STOP = """
 local status, worker = unpack(redis.call('HMGET', KEYS[1], 'status', 'worker_name'))
 if status ~= 'started' or not worker then return 0 end
@@ -52,43 +51,43 @@ local heard = redis.call('PUBLISH', ARGV[3] .. worker, ARGV[4])
 if heard == 0 then redis.call('DEL', KEYS[2]) end
 return heard
 """
-"""Stop a job once, however many cancel it, and only while it is its worker's current job. A worker kills what it runs
-when it has read the command: by then that may be the next job, or itself."""
+"""Send one stop command for a job, however many callers cancel it, and only while it is its worker's current job. A
+worker kills whatever it runs when it reads the command: if late, that may be the next job, or the worker itself."""
 
 
-class Seen(NamedTuple):
-    """What a look shows of a job."""
+class JobState(NamedTuple):
+    """The polled state of a job."""
 
     status: str
     meta: bytes
 
     @property
     def has_ended(self) -> bool:
-        """Say whether it will change no more."""
+        """Whether the state is final."""
         return self.status in _ENDED
 
 
 class _Reader(pickle.Unpickler):
-    """Reads values, and loads no code: a program that can write into the fleet's Redis must not command our workers."""
+    """Unpickles plain data without loading code, so that the fleet's Redis cannot control our workers."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return one of the few types that are values."""
+        """Return one of the few allowed types."""
         if (module, name) not in _PLAIN:
             raise pickle.UnpicklingError(f"it holds a {module}.{name}, and only plain data is read")
         return super().find_class(module, name)
 
 
 class PlainPickle:
-    """The usual serializer of RQ, of which only plain data is read."""
+    """RQ's default serializer, restricted to plain data when reading."""
 
     @staticmethod
     def dumps(value: Any) -> bytes:
-        """Write a value as any Python reads it."""
+        """Pickle a value in a protocol that every Python reads."""
         return pickle.dumps(value, protocol=4)
 
     @staticmethod
     def loads(data: bytes) -> Any:
-        """Read plain data; anything else is an UnpicklingError."""
+        """Unpickle plain data. Raise UnpicklingError for anything else."""
         return _Reader(io.BytesIO(data)).load()
 
 
@@ -96,11 +95,11 @@ SERIALIZERS: Mapping[str, Any] = {"pickle": PlainPickle, "json": JSONSerializer}
 
 
 def submit(redis: Redis, execution: Execution, options: Rq) -> None:
-    """Enqueue a job under the execution's name, unless there is one."""
+    """Enqueue a job under the execution's name, unless it exists."""
     serializer = SERIALIZERS[options.serializer]
     queue = Queue(options.queue, connection=redis, serializer=serializer)
     limit = options.job_timeout if options.job_timeout is not None else options.backstop(execution.timeout)
-    kept = math.ceil(options.result_ttl)
+    result_ttl = math.ceil(options.result_ttl)
     key = Job.key_for(execution.name)
     while True:
         with redis.pipeline() as pipeline:
@@ -108,7 +107,7 @@ def submit(redis: Redis, execution: Execution, options: Rq) -> None:
             if pipeline.exists(key):
                 return
             pipeline.multi()
-            function, arguments, keywords = _called(execution, options)
+            function, arguments, keywords = _call_of(execution, options)
             job = Job.create(
                 function,
                 args=arguments,
@@ -117,10 +116,10 @@ def submit(redis: Redis, execution: Execution, options: Rq) -> None:
                 connection=redis,
                 serializer=serializer,
                 origin=options.queue,
-                description=execution.task,  # not the call, which RQ would show with its arguments
+                description=execution.task,  # not the call, because RQ would show its arguments
                 timeout=-1 if limit is None else math.ceil(limit),
-                result_ttl=kept,
-                failure_ttl=kept,
+                result_ttl=result_ttl,
+                failure_ttl=result_ttl,
                 meta={"task_id": execution.task_id},
             )
             queue.enqueue_job(job, pipeline=pipeline)
@@ -131,73 +130,73 @@ def submit(redis: Redis, execution: Execution, options: Rq) -> None:
                 continue
 
 
-def _called(execution: Execution, options: Rq) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """Return what the fleet calls: the function itself or, where its prints are wanted, what keeps these."""
+def _call_of(execution: Execution, options: Rq) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """Return the function and arguments for RQ; with `prints`, those of the wrapper that captures output."""
     function, keywords = options.function.replace(":", "."), dict(execution.input)
     if not options.prints:
         return function, tuple(execution.arguments), keywords
-    return _KEEPING, (function, list(execution.arguments), keywords), {}
+    return _CAPTURING_CALL, (function, list(execution.arguments), keywords), {}
 
 
-def look(redis: Redis, queues: Collection[str], names: Collection[str]) -> dict[str, Seen]:
-    """Return how the jobs of these names are doing; those that there are none of are left out.
+def poll(redis: Redis, queues: Collection[str], names: Collection[str]) -> dict[str, JobState]:
+    """Return the state of these jobs. Missing jobs are left out.
 
-    One whose worker has not renewed its claim in time is lost. RQ would say so, too, once another worker of it looks;
-    its own way of saying it is not called here, because that runs whatever a job names as its callback.
+    A job whose worker has not renewed its claim in time is lost. RQ finds that too when another of its workers checks,
+    but its method is not called here, because it would run any callback that a job names.
     """
-    seen: dict[str, Seen] = {}
+    states: dict[str, JobState] = {}
     ordered = list(names)
     now = redis.time()[0]
-    for start in range(0, len(ordered), _AT_ONCE):
-        some = ordered[start : start + _AT_ONCE]
+    for start in range(0, len(ordered), _BATCH):
+        batch = ordered[start : start + _BATCH]
         with redis.pipeline(transaction=False) as pipeline:
-            for name in some:
+            for name in batch:
                 pipeline.hmget(Job.key_for(name), "status", "meta")
             found = pipeline.execute()
-        for name, (status, meta) in zip(some, found, strict=True):
+        for name, (status, meta) in zip(batch, found, strict=True):
             if status is not None:
-                seen[name] = Seen(status.decode(), meta or b"")
+                states[name] = JobState(status.decode(), meta or b"")
     for queue in queues:
         late: Any = redis.zrangebyscore(StartedJobRegistry(queue, connection=redis).key, 0, now)
         for entry in late:
             name = entry.decode().partition(":")[0]
-            if name in seen and seen[name].status == "started":
-                seen[name] = seen[name]._replace(status="lost")
-    return seen
+            if name in states and states[name].status == "started":
+                states[name] = states[name]._replace(status="lost")
+    return states
 
 
 def worker_lost(name: str) -> Broken:
-    """Say that the worker of a job is gone."""
+    """Return the failure of a job whose worker died."""
     return Broken("WorkerLost", f"The worker of RQ that ran the job {name} died.")
 
 
 def progress(meta: bytes, serializer: str) -> tuple[float, float | None, str] | None:
-    """Return how far a job has come, where it says so in its `meta`: a share, or done, total and message."""
+    """Return the progress in a job's `meta`, if any: a share, or done, total and message."""
     if not meta:
         return None
     try:
-        said = SERIALIZERS[serializer].loads(meta).get("progress")
-        if isinstance(said, Mapping):
-            total = said.get("total")
-            return float(said["done"]), None if total is None else float(total), str(said.get("message", ""))
-        return None if said is None else (float(said), 1.0, "")
+        reported = SERIALIZERS[serializer].loads(meta).get("progress")
+        if isinstance(reported, Mapping):
+            total = reported.get("total")
+            return float(reported["done"]), None if total is None else float(total), str(reported.get("message", ""))
+        return None if reported is None else (float(reported), 1.0, "")
     except (ValueError, TypeError, KeyError, AttributeError, EOFError, pickle.UnpicklingError):
-        return None  # it is somebody else's `meta`, and may hold what it likes
+        return None  # this `meta` belongs to the application, and may contain anything
 
 
 def printed(meta: bytes, serializer: str) -> list[str]:
-    """Return the lines that a job has printed, where it was asked to keep them."""
+    """Return the lines that a job printed, if option `prints` was set."""
     if not meta:
         return []
     try:
-        said = SERIALIZERS[serializer].loads(meta).get(_LINES)
+        lines = SERIALIZERS[serializer].loads(meta).get(_LINES)
     except (ValueError, TypeError, AttributeError, EOFError, pickle.UnpicklingError):
         return []  # as above
-    return [str(line) for line in said] if isinstance(said, list) else []
+    return [str(line) for line in lines] if isinstance(lines, list) else []
 
 
 def collect(redis: Redis, name: str, options: Rq) -> Outcome | None:
-    """Return how an ended job ended; None if it is gone."""
+    """Return the outcome of an ended job; None if it is gone."""
     try:
         job = Job.fetch(name, connection=redis, serializer=SERIALIZERS[options.serializer])
         status = job.get_status(refresh=False)
@@ -223,29 +222,29 @@ def collect(redis: Redis, name: str, options: Rq) -> Outcome | None:
 
 
 def stop(redis: Redis, name: str, options: Rq) -> None:
-    """Have a job end: taken out of its queue, or stopped by its worker. Whether it has, a look shows."""
+    """Ask RQ to cancel a job. The job may go on for a while; poll it to learn whether it has ended."""
     serializer = SERIALIZERS[options.serializer]
     try:
         job = Job.fetch(name, connection=redis, serializer=serializer)
         if job.is_started:
             command = json.dumps({"command": "stop-job", "job_id": name})
             channel = PUBSUB_CHANNEL_TEMPLATE % ""
-            words = (Worker.redis_worker_namespace_prefix, name, channel, command, _STOP_AGAIN)
-            redis.eval(_STOP, 2, Job.key_for(name), _stopping(name), *words)
+            args = (Worker.redis_worker_namespace_prefix, name, channel, command, _STOP_AGAIN)
+            redis.eval(_STOP, 2, Job.key_for(name), _stopping(name), *args)
         elif not job.is_queued or redis.lrem(Queue(options.queue, connection=redis).key, 1, name):
-            job.cancel()  # else a worker has just taken it, and will soon get the command to stop
+            job.cancel()  # otherwise a worker has just taken it, and will get the stop command soon
     except (NoSuchJobError, InvalidJobOperation):
         return
 
 
 def expire(redis: Redis, name: str) -> None:
-    """Have what is left of a job that has ended go by itself."""
+    """Let Redis delete an ended job and its result after a while."""
     for key in (Job.key_for(name), f"rq:results:{name}"):
-        redis.expire(key, _EXPIRES)
+        redis.expire(key, _EXPIRY)
 
 
 def delete(redis: Redis, name: str) -> None:
-    """Clear away a job that has ended, and its result."""
+    """Delete an ended job and its result."""
     try:
         job = Job.fetch(name, connection=redis, serializer=PlainPickle)
     except NoSuchJobError:
@@ -255,5 +254,5 @@ def delete(redis: Redis, name: str) -> None:
 
 
 def _stopping(name: str) -> str:
-    """Return the key that says that the worker of a job got the command to stop it."""
+    """Return the key that marks that the worker of a job was sent a stop command."""
     return f"orchestrator:rq-stop:{name}"

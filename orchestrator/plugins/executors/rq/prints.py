@@ -1,6 +1,6 @@
-"""What a worker of RQ calls for a task whose prints are wanted (option `prints`): such a fleet has this package.
+"""The wrapper that RQ workers call for tasks with option `prints`. The fleet needs this package installed.
 
-The lines stand in the `meta` of the job when it ends, where the progress stands, too. RQ itself keeps no log.
+At the end of a job, its printed lines are stored in its `meta`, like its progress. RQ itself keeps no log.
 """
 
 from __future__ import annotations
@@ -18,59 +18,59 @@ from rq import get_current_job
 from rq.utils import import_attribute
 
 _LINES = "orchestrator_lines"
-"""Under which they stand there; `fleet.py` reads them."""
-_MOST = 100_000
-"""Characters that are kept, the last ones: every reader of the job reads its `meta`."""
-_MOST_LINES = 1_000
+"""The key of the lines in `meta`. `fleet.py` reads it."""
+_MAX_CHARACTERS = 100_000
+"""Characters kept, from the end: every reader of a job reads its `meta`."""
+_MAX_LINES = 1_000
 
 
-class _Prints(io.TextIOBase):
-    """Writes what it is given, and keeps the last of it."""
+class _CapturingStream(io.TextIOBase):
+    """A stream that writes text through, and keeps the last of it."""
 
-    def __init__(self, stream: TextIO, said: _Said) -> None:
+    def __init__(self, stream: TextIO, tail: _Tail) -> None:
         self._stream = stream
-        self._said = said
+        self._tail = tail
 
     def write(self, text: str) -> int:
-        """Write a text."""
-        self._said.add(text)
+        """Write a text, and keep it."""
+        self._tail.add(text)
         return self._stream.write(text)
 
     def flush(self) -> None:
-        """Have it written."""
+        """Flush the stream."""
         self._stream.flush()
 
     def fileno(self) -> int:
-        """Return the file of the stream."""
+        """Return the file descriptor of the stream."""
         return self._stream.fileno()
 
 
-class _Said:
+class _Tail:
     def __init__(self) -> None:
         self._parts: deque[str] = deque()
         self._size = 0
 
     def add(self, text: str) -> None:
-        self._parts.append(text[-_MOST:])
+        self._parts.append(text[-_MAX_CHARACTERS:])
         self._size += len(self._parts[-1])
-        while self._size > _MOST:
+        while self._size > _MAX_CHARACTERS:
             self._size -= len(self._parts.popleft())
 
     @property
     def lines(self) -> list[str]:
-        return "".join(self._parts).splitlines()[-_MOST_LINES:]
+        return "".join(self._parts).splitlines()[-_MAX_LINES:]
 
 
 def call(function: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-    """Call a function, and leave what it prints with the job, however it ends."""
-    said = _Said()
-    out, err = _Prints(sys.stdout, said), _Prints(sys.stderr, said)
+    """Call a function, and store its printed lines in the job, however it ends."""
+    tail = _Tail()
+    out, err = _CapturingStream(sys.stdout, tail), _CapturingStream(sys.stderr, tail)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             value = import_attribute(function)(*arguments, **keywords)
             return asyncio.run(value) if inspect.iscoroutine(value) else value
     finally:
         job = get_current_job()
-        if said.lines and job is not None:
-            job.meta[_LINES] = said.lines
+        if tail.lines and job is not None:
+            job.meta[_LINES] = tail.lines
             job.save_meta()  # type: ignore[no-untyped-call]

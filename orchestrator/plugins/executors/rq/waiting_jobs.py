@@ -1,8 +1,7 @@
-"""The jobs that wait in a queue of RQ, taken out of it so that each is run once, by RQ or by us.
+"""Import of waiting jobs from an RQ queue: each job is run once, by RQ or by us.
 
-A job that is taken goes to a list of ours in the same step, where no worker of RQ finds it, and is deleted after it was
-enqueued here. An import that dies between the two leaves it on the list, and the next import begins with that; it is
-enqueued under a key made of its id, so a second time changes nothing.
+A job is moved from its queue to a list of ours in one step, out of reach of RQ's workers, and deleted after it was
+enqueued here. If an import dies in between, the next one begins with that list. The job's id is its unique key here.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ return taken
 
 
 class WaitingJob(NamedTuple):
-    """A job, or why it cannot be read."""
+    """A job, or the reason why it cannot be imported."""
 
     id: str
     function: str = ""
@@ -40,11 +39,11 @@ class WaitingJob(NamedTuple):
     keywords: dict[str, Any] = {}
     refusal: str = ""
     was_taken: bool = False
-    """An import before this one has taken it, and did not come to its end."""
+    """An earlier import took the job from its queue, and did not finish."""
 
 
 class WaitingJobs:
-    """What waits in one queue of RQ."""
+    """The waiting jobs of one RQ queue."""
 
     def __init__(self, redis: Redis, queue: str, serializer: str) -> None:
         self._redis = redis
@@ -57,14 +56,14 @@ class WaitingJobs:
         return int(self._redis.llen(self._queue.key)) + int(self._redis.llen(self._taken))
 
     def pages(self) -> Iterator[list[WaitingJob]]:
-        """Yield all jobs that wait, those first that were taken before.
+        """Yield all waiting jobs in pages, beginning with those taken by an earlier import.
 
-        What the caller has removed of a page makes room for others in it; it is turned when it holds nothing new.
+        If the caller removes jobs of a page, others move up; the next page follows when a page has no new jobs.
         """
         for key in (self._taken, self._queue.key):
             start, seen = 0, set[str]()
             while ids := self._page(key, start):
-                new = [one for one in ids if one not in seen]
+                new = [job_id for job_id in ids if job_id not in seen]
                 seen = set(ids)
                 if new:
                     yield self._read(new, was_taken=key == self._taken)
@@ -73,12 +72,12 @@ class WaitingJobs:
 
     def _page(self, key: str, start: int) -> list[str]:
         found: Any = self._redis.lrange(key, start, start + _PAGE - 1)
-        return [one.decode() for one in found]
+        return [job_id.decode() for job_id in found]
 
     def take(self, jobs: Sequence[WaitingJob]) -> list[WaitingJob]:
-        """Take jobs out of the queue; return those that no worker of RQ has begun meanwhile."""
+        """Move jobs out of the queue. Return those that no RQ worker has begun meanwhile."""
         waiting = [job.id for job in jobs if not job.was_taken]
-        taken = {one.decode() for one in self._take([self._queue.key, self._taken], waiting)} if waiting else set()
+        taken = {id_.decode() for id_ in self._take([self._queue.key, self._taken], waiting)} if waiting else set()
         return [job for job in jobs if job.was_taken or job.id in taken]
 
     def forget(self, jobs: Sequence[WaitingJob]) -> None:
@@ -93,11 +92,11 @@ class WaitingJobs:
     def _read(self, ids: Sequence[str], *, was_taken: bool) -> list[WaitingJob]:
         found = Job.fetch_many(ids, connection=self._redis, serializer=self._serializer)
         with self._redis.pipeline(transaction=False) as pipeline:
-            for one in ids:
-                pipeline.scard(Job.dependents_key_for(one))
+            for job_id in ids:
+                pipeline.scard(Job.dependents_key_for(job_id))
             followers = pipeline.execute()
         read = zip(ids, found, followers, strict=True)
-        return [_waiting(one, job, count)._replace(was_taken=was_taken) for one, job, count in read]
+        return [_waiting(job_id, job, count)._replace(was_taken=was_taken) for job_id, job, count in read]
 
 
 def _waiting(id: str, job: Job | None, followers: int) -> WaitingJob:
