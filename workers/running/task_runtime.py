@@ -47,7 +47,7 @@ from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.large_results import LargeResults
 
 log = get_logger("worker")
-_task_log = get_logger("tasks")
+_task_output = get_logger("tasks")
 """Logger of the messages that tasks log through their contexts."""
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -214,7 +214,7 @@ class JobRuntime:
             text = scrub(text, self.job.secrets)[:TEXT_LIMIT]
             if self.printed is not None:
                 self.printed.flush()
-            _task_log.log(_LEVELS[level], "%s", text)
+            _task_output.log(_LEVELS[level], "%s", text)
             self._outbox.log(self.job, LogLine(time.time(), self.job.dispatch.attempt, level, text))
 
     def leave(self, details: bytes) -> None:

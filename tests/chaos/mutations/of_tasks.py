@@ -9,8 +9,8 @@ TASKS = (
         "reports-not-resent",
         "reports are not sent again after Redis has lost them",
         "workers/reporting/reporter.py",
-        "        again = [*kept, *lost, *batch]\n",
-        "        again = [*kept, *batch]\n",
+        "        resent = [*kept, *lost, *batch]\n",
+        "        resent = [*kept, *batch]\n",
         (chaos("--seconds 15 --seed 7 --rate 10 --faults redis-flush --every 1 --loads long,plain", "has not ended"),),
     ),
     Mutation(
