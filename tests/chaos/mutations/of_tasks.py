@@ -11,7 +11,7 @@ TASKS = (
         "workers/reporting/reporter.py",
         "        resent = [*kept, *lost, *batch]\n",
         "        resent = [*kept, *batch]\n",
-        (chaos("--seconds 15 --seed 7 --rate 10 --faults redis-flush --every 1 --loads long,plain", "has not ended"),),
+        (tests("tests/unit/test_kept_reports.py", "sent_again_before_the_rest"),),
     ),
     Mutation(
         "pulled-again-at-once",
