@@ -1,4 +1,7 @@
-"""Read calls about runs of workflows as code: their state, history and end."""
+"""Read calls about runs of workflows as code: their state, history and end.
+
+The chain of a run is the run itself and all runs in which its workflow has continued as new or was repeated by a reset.
+"""
 
 from __future__ import annotations
 

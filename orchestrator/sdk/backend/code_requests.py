@@ -35,7 +35,7 @@ SETTLED_WITHIN = 20.0
 _LEADER_CHECK_INTERVAL = 2.0
 """Seconds between two checks whether there is a leader, while a promise is being settled."""
 _FIRST_LEADER_CHECKS = (1.0, 1.0)
-"""Seconds before the two first checks whether a leader could pass on a query. A standby may take over in between."""
+"""Seconds before the first and the second check for a leader that can pass on a query. A standby may take over."""
 _STUCK_CHECK_AFTER = 1.0
 """Seconds before the check whether the run of an update is stuck."""
 _QUEUED = " The update stays queued: the run applies it when it goes on."

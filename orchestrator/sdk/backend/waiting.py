@@ -36,7 +36,7 @@ _POLL_INTERVAL = 5.0
 """Seconds between two polls of Postgres without an announcement."""
 
 _NEW_FOR = 2
-"""Milliseconds after its creation in which a task or run cannot have ended before its waiter has subscribed."""
+"""Age in milliseconds from which a task or run may have ended before its waiter has subscribed."""
 
 _FIRST_POLL_AFTER = 0.025
 """Seconds before the first poll for a new task or run; most ends are announced by then. An earlier poll would take CPU

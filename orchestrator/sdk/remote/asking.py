@@ -125,7 +125,7 @@ class Asking:
     def _try(
         self, call: Declared, body: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float
     ) -> Reply:
-        """Send a request until there is an answer or the time limit has passed. A try takes `most` seconds at most."""
+        """Send a request until there is an answer or the time limit has passed. `timeout` is the limit of one try."""
         uncertain: Uncertain | None = None
         for pause in (*_PAUSES, None):
             try:

@@ -150,7 +150,6 @@ class Resources:
         self._known: set[Function] = set()
         """All dependencies of tasks, and all declared resources."""
         self.closing: list[str] = []
-        """The names of the resources that are being closed."""
         self._lifespans: list[Function] = []
         self._locks: dict[Function, ProcessLock] = {}
         """A lock for each resource of the process, so that tasks wait only for the resource they need."""
