@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, most_processes, plan, scaled
+from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, max_processes, plan, scaled
 from orchestrator.workers.running.job import CHECK_INTERVAL, Pace
 
 LOADING, WORKING, WORN, DRAINING = ChildState.LOADING, ChildState.WORKING, ChildState.WORN, ChildState.DRAINING
@@ -57,7 +57,7 @@ def test_plan(states: list[ChildState], wanted: int, expected: tuple[int, list[i
 
 @pytest.mark.parametrize(("wanted", "most"), [(1, 8), (2, 8), (4, 12)])
 def test_crowd(wanted: int, most: int) -> None:
-    assert most_processes(wanted) == most
+    assert max_processes(wanted) == most
 
 
 @given(st.lists(st.sampled_from(ChildState), max_size=20), st.integers(1, 6))

@@ -44,7 +44,7 @@ class ScalingPlan(NamedTuple):
     """Indices, in the given list, of the processes to retire."""
 
 
-def most_processes(wanted: int) -> int:
+def max_processes(wanted: int) -> int:
     """Return the maximum number of processes, draining ones included, for a wanted number of working ones."""
     return max(_MIN_LIMIT, _MAX_PER_WANTED * wanted)
 

@@ -33,7 +33,7 @@ from orchestrator.workers.parent.held import EndedProcesses, Farewell
 from orchestrator.workers.parent.messages import Command, FirstToReport, Hello, Leaving
 from orchestrator.workers.parent.observed import ObservedWorker
 from orchestrator.workers.parent.processes import cheap_resident_memory, ending, format_memory, resident_memory
-from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, most_processes, plan
+from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, max_processes, plan
 from orchestrator.workers.parent.signal_wakeup import SignalWakeup
 from orchestrator.workers.spec import WorkerSpec
 
@@ -178,7 +178,7 @@ class Supervisor:
             return
         children = list(self._children.values())
         wanted = self._autoscaler.wanted if self._is_proven else 1
-        start, retire = plan([child.state for child in children], wanted, most_processes(self._autoscaler.wanted))
+        start, retire = plan([child.state for child in children], wanted, max_processes(self._autoscaler.wanted))
         for index in retire:
             log.info("process.retiring pid=%d: it finishes the tasks that it runs", children[index].pid)
             children[index].begin_draining(Command("retire"))
