@@ -74,7 +74,7 @@ def test_a_flow_that_is_larger_than_the_cache_stays_in_it(
 ) -> None:
     monkeypatch.setattr(plans, "_CACHED_NODES", 30)
     system.lead()
-    for name, nodes in (("large", 60), ("small", 10)):
+    for name, nodes in (("large", 60), ("small", 25)):  # each has more nodes than there are ticks
         system.app.flows.publish(name, nap(nodes))
     runs = [system.app.flows[name].start() for name in ("large", "small")]
 
