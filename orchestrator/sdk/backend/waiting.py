@@ -204,11 +204,9 @@ def _complete(announced: list[Ended | None]) -> Ended | None:
 def _is_complete(ended: Ended) -> bool:
     """Return whether an announcement can be trusted as it is. Anyone may publish; Postgres has the authoritative end.
 
-    An announced failure is not enough: the task may have been retried meanwhile.
+    Only an announced success is enough: after any other end the task may have been retried meanwhile.
     """
-    if ended.state != TaskState.SUCCESS:
-        return ended.state == TaskState.CANCELLED
-    if ended.result is None:
+    if ended.state != TaskState.SUCCESS or ended.result is None:
         return False
     if is_reference(ended.result):
         return True

@@ -35,8 +35,6 @@ from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, complete, itera
 from orchestrator.transport.codec import Ended
 
 R = TypeVar("R")
-_FINAL = (TaskState.SUCCESS, TaskState.CANCELLED)
-"""States from which a task cannot be retried."""
 
 
 class Handle(Generic[R]):
@@ -47,7 +45,7 @@ class Handle(Generic[R]):
         self._signature = signature
         self._id = identifier
         self._final: Ended | None = None
-        """The cached end of a task that can no longer change."""
+        """The cached end of a task that has succeeded: a task with any other end can be retried."""
         self._just_ended: tuple[Ended, int] | None = None
         """The end that was just received, and how many retries this program had requested by then. It is used once."""
 
@@ -126,7 +124,7 @@ class Handle(Generic[R]):
         self._client.backend.tasks.cancel(self._id)
 
     def retry(self) -> None:
-        """Retry the task if it has failed."""
+        """Retry the task if it has failed, was skipped, or was cancelled outside a run."""
         self._client.backend.tasks.retry(self._id)
 
     aresult = async_variant(result)
@@ -150,9 +148,8 @@ class Handle(Generic[R]):
         self._just_ended = ended, self._client.backend.tasks.retries
 
     def _value(self, ended: Ended) -> R:
-        if ended.state in _FINAL:
-            self._final = ended
         if ended.state == TaskState.SUCCESS:
+            self._final = ended
             value = decode_value(ended.result or b"\xc0")
             result: R = self._signature.restore_kept(value) if self._signature else value
             return result

@@ -228,7 +228,7 @@ def show_task(api: Api, id: UUID, query: logs.LogQuery) -> Response:
     )
 
 
-_RETRYABLE = (TaskState.FAILED, TaskState.SKIPPED)
+_RETRYABLE = (TaskState.FAILED, TaskState.SKIPPED, TaskState.CANCELLED)
 """States of tasks that can have a retry request."""
 
 
