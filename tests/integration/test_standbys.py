@@ -57,7 +57,7 @@ def test_a_lease_that_no_standby_takes_is_offered_ever_less_often(system: System
     offers: list[int] = []
 
     class Watched(StandbyNotice):
-        def _is_mine(self) -> bool:
+        def _should_lead(self) -> bool:
             looks.append(len(looks) > 130)
             self._is_over.set() if len(looks) > 140 else None
             return looks[-1]
