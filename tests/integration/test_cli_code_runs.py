@@ -408,7 +408,7 @@ def test_who_waits_for_an_update_is_told_that_nobody_answers_it(system: System, 
         eventually(lambda: system.count("inbox") > 0)
         turn(system, worker, engine_)
         with pytest.raises(ResultTimeout, match=r"update ad, for which the code has no handler yet \(it has: add"):
-            system.app.workflow_run(handle.id).update("ad", "tea", timeout=0.1)
+            system.app.workflow_run(handle.id).update("ad", "tea", timeout=1)
         assert "update ad, for which the code has no handler yet" in show(handle.id)
         handle.terminate()
         eventually(lambda: system.pass_seconds() or asked.done(), "who asked first is told that it has ended")
