@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	mostLines   = 1000
+	maxLines    = 1000
 	pollSeconds = 5 // seconds that a poll waits for work; a stopping worker waits for its polls
 )
 
@@ -51,7 +51,7 @@ type progress struct {
 func (j *Job) Log(line string) {
 	j.mutex.Lock()
 	defer j.mutex.Unlock()
-	if len(j.lines) < mostLines {
+	if len(j.lines) < maxLines {
 		j.lines = append(j.lines, line)
 	}
 }
@@ -60,8 +60,8 @@ func (j *Job) Log(line string) {
 func (j *Job) Progress(fraction float64, text string) {
 	j.mutex.Lock()
 	defer j.mutex.Unlock()
-	if runes := []rune(text); len(runes) > mostLines {
-		text = string(runes[:mostLines])
+	if runes := []rune(text); len(runes) > maxLines {
+		text = string(runes[:maxLines])
 	}
 	j.progress = &progress{math.Max(0, math.Min(1, fraction)), text}
 }
