@@ -146,7 +146,7 @@
     clearTimeout(staleTimer);
     staleTimer = null;
     for (const notice of document.querySelectorAll(".unsent")) notice.remove();
-    const still = main.dataset.poll ? `${"ended" in main.dataset ? "ended, " : ""}looked at every ${main.dataset.poll} s` : "not updated";
+    const still = main.dataset.poll ? `${"ended" in main.dataset ? "ended, " : ""}refreshed every ${main.dataset.poll} s` : "not updated";
     const text = outage || (indicator.dataset.state === "still" ? still : "live");
     if (indicator.lastElementChild.textContent === text) return;
     indicator.lastElementChild.textContent = text;
