@@ -241,7 +241,7 @@
   const LOG_DELAY = 300; // milliseconds for which events are batched into one read of the log
   let isFollowing = true, logTimer = null, isReadingLog = false, newLines = 0;
   const { compare } = new Intl.Collator("en", { numeric: true });
-  // Log rows by their Redis stream ids. Rows of several tasks are displayed by time instead.
+  // Log rows in the order of storage. Within one answer, rows of several tasks are in the order of time.
   const rowsInStoredOrder = () => [...logBox.children].sort((a, b) => compare(a.dataset.entry, b.dataset.entry));
 
   function scrollToEnd() {
