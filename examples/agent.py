@@ -1,7 +1,7 @@
-"""An agent that decides, uses a tool and decides again, within a budget; a person approves what is expensive.
+"""An agent that decides, uses a tool and decides again, within a budget; a person approves expensive steps.
 
-The loop is a flow graph: each decision and each use of a tool is a task, and all of it can be looked at, stopped and
-gone on with. The model here is a script; put a real one in `decide`.
+The loop is a flow graph: each decision and each use of a tool is a task, so you can inspect, stop and resume the run.
+The model here is a script; put a real one in `decide`.
 
     orchestrator dev --app agent:app
     python agent.py                                               # in a second terminal in this folder
@@ -22,12 +22,12 @@ SCRIPT: list[dict[str, Any]] = [
     {"action": "expensive", "tool": "buy", "argument": "paint"},
     {"action": "answer", "text": "Painted for 200."},
 ]
-"""What the model says, one after another."""
+"""The model's answers, in order."""
 
 
 @app.task
 def decide(input: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
-    """Ask the model what to do next; it is given what is known so far."""
+    """Ask the model for the next step, given the results so far."""
     known = input["known"] or []
     if len(known) >= params["budget"]:
         return {"action": "answer", "text": f"Out of budget after {len(known)} steps."}
@@ -36,7 +36,7 @@ def decide(input: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
 
 @app.task(retries=2)
 def use(input: dict[str, Any]) -> list[Any]:
-    """Use a tool, and add what came of it to what is known."""
+    """Use a tool, and add its result to the results so far."""
     step = input["step"]
     tools = {"search": lambda text: f"{text}: 120", "add": sum, "buy": lambda what: f"bought {what}"}
     return [*(input["known"] or []), tools[step["tool"]](step["argument"])]
@@ -44,7 +44,7 @@ def use(input: dict[str, Any]) -> list[Any]:
 
 @app.task
 def refused(input: list[Any] | None) -> list[Any]:
-    """Tell the model that a person said no."""
+    """Tell the model that a person rejected the step."""
     return [*(input or []), "refused by a person"]
 
 
@@ -63,7 +63,7 @@ agent.executor("refused", run=refused, input="$shared.known", output="known", to
 
 
 def main() -> None:
-    """Publish the flow, and start it twice: with a budget that is enough, and with one that is not."""
+    """Publish the flow, and start it twice: with a sufficient budget, and with a budget that is too small."""
     app.flows.publish("agent", agent)
     run = app.flows["agent"].start(budget=10)
     run.approve(node="ask", why="we need the paint")

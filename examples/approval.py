@@ -1,6 +1,6 @@
 """An order that is charged, waits for a person's approval for up to three days, and is shipped or refunded.
 
-It is an ordinary async function. Kill the worker while it waits, or come back tomorrow: it goes on where it was.
+It is an ordinary async function. Kill the worker while it waits, or come back tomorrow: it continues where it stopped.
 
     orchestrator dev --app approval:app
     python approval.py o-1                                        # in a second terminal in this folder
@@ -23,13 +23,13 @@ app = Orchestrator()
 
 @dataclass
 class Decision:
-    """What somebody decided about an order."""
+    """A person's decision about an order."""
 
     approved: bool
     by: str
 
 
-# Each stands for a call of another service, which is given the order's id so that it knows a repeated call.
+# Each task stands for a call of another service. The order's id lets that service recognize a repeated call.
 @app.task(retries=5)
 def charge(order_id: str, cents: int) -> str:
     """Take the money."""
@@ -38,19 +38,19 @@ def charge(order_id: str, cents: int) -> str:
 
 @app.task(retries=10)
 def refund(charge_id: str) -> None:
-    """Give the money back."""
+    """Return the money."""
     print(f"{charge_id} is refunded")
 
 
 @app.task(retries=5)
 def ship(order_id: str) -> str:
-    """Send the parcel; return how to follow it."""
+    """Send the parcel; return its tracking number."""
     return f"parcel-of-{order_id}"
 
 
 @app.workflow
 async def order(ctx: WorkflowContext, order_id: str, cents: int) -> str:
-    """Charge, ask, ship; whatever goes wrong in between, nobody pays for what is not sent."""
+    """Charge, ask, ship. If a step fails after the charge, the customer gets the money back."""
     charge_id = await charge.schedule(order_id, cents)
     ctx.compensate(refund, charge_id)  # if anything fails from here on, or somebody cancels
     if cents > 10_000:
@@ -68,5 +68,5 @@ async def order(ctx: WorkflowContext, order_id: str, cents: int) -> str:
 
 if __name__ == "__main__":
     order_id = sys.argv[1]
-    order.starting(id=order_id).start(order_id, cents=25_000)  # the same id again is refused: no order is placed twice
+    order.starting(id=order_id).start(order_id, cents=25_000)  # a repeated id is rejected: no order is placed twice
     print(f"{order_id} is on its way")

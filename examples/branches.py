@@ -1,6 +1,6 @@
 """A flow with two branches, published, started twice and followed over plain HTTP; its nodes are services.
 
-orchestrator dev                                                                        # says where its API is
+orchestrator dev                                                                        # prints the address of its API
 orchestrator serve --app services:app --port 8080 --registry http://localhost:8000
 SCHEDULER_BASE=http://localhost:8000 python branches.py
 """
@@ -53,7 +53,7 @@ FLOW = {
 
 
 def ask(path: str, body: Any = None) -> Any:
-    """Post something, or look at something where there is nothing to post."""
+    """Send a POST request with a body, or a GET request without one."""
     headers = {"Content-Type": "application/json"}
     if "KEY" in os.environ:
         headers["Authorization"] = f"Bearer {os.environ['KEY']}"
@@ -63,15 +63,15 @@ def ask(path: str, body: Any = None) -> Any:
 
 
 def main() -> None:
-    """Take both branches."""
+    """Run the flow once for each branch."""
     flow = ask("/flows", {"name": "branches"})["id"]
     ask("/flows/version", {"flow_id": flow, "definition": FLOW, "status": "published"})
     for action in ("goB", "goC"):
         params = {"val": 2, "list": [1, 2, 3], "action": action}
         task = ask("/tasks", {"flow_id": flow, "params": params})["id"]
-        while (found := ask(f"/tasks/get?id={task}"))["status"] in ("pending", "running"):
+        while (state := ask(f"/tasks/get?id={task}"))["status"] in ("pending", "running"):
             time.sleep(0.2)
-        print(f"{action}: {found['status']}, result = {found['shared'].get('result')}")
+        print(f"{action}: {state['status']}, result = {state['shared'].get('result')}")
         for run in ask(f"/tasks/runs?task_id={task}"):
             print(f"  {run['node_key']}, attempt {run['attempt_no']}: {run['status']} {run['exec_output_json']}")
 

@@ -1,8 +1,7 @@
 """A nightly ETL: extract a day's sales by region, load each into a table exactly once, then report.
 
-The graph and its schedule stand in nightly.yaml. A night that was missed is made up for; a region that fails is tried
-again alone (`orchestrator runs retry ID`), and nothing is ever loaded twice: a region's rows and the task's own end are
-one transaction.
+The graph and its schedule are in nightly.yaml. A missed night is run later. You can retry a failed region alone
+(`orchestrator runs retry ID`). No row is loaded twice: one transaction writes a region's rows and completes its task.
 
     orchestrator dev --app nightly:app
     python nightly.py 2026-01-31                # in a second terminal in this folder: one day, now
@@ -24,19 +23,19 @@ app = Orchestrator()
 REGIONS = ["north", "south", "east", "west"]
 
 TABLE = text("CREATE TABLE IF NOT EXISTS sales (day date, region text, item int, amount int)")
-LOCK = text("SELECT pg_advisory_xact_lock(20260131)")  # two tasks that create one table at once would collide
+LOCK = text("SELECT pg_advisory_xact_lock(20260131)")  # two tasks that create the table at the same time would collide
 INSERT = text("INSERT INTO sales VALUES (:day, :region, :item, :amount)")
 
 
 @app.task
 def regions() -> list[str]:
-    """Find out what there is to load."""
+    """Return the regions to load."""
     return REGIONS
 
 
 @app.task
 def load(ctx: TaskContext, day: str, region: str) -> int:
-    """Load what was sold in a region on one day; return the sum."""
+    """Load a region's sales of one day; return the sum."""
     source = random.Random(f"{day} {region}")  # stands for a file or a service
     rows = [{"day": day, "region": region, "item": item, "amount": source.randint(1, 100)} for item in range(50)]
     with ctx.transaction() as connection:
@@ -48,13 +47,13 @@ def load(ctx: TaskContext, day: str, region: str) -> int:
 
 @app.task
 def report(day: str, load: list[int]) -> dict[str, Any]:
-    """Sum up what was loaded."""
+    """Sum up the loaded sales."""
     return {"day": day, "total": sum(load), "regions": dict(zip(REGIONS, load, strict=True))}
 
 
 @app.task
 def page(run_id: str, workflow: str) -> None:
-    """Wake somebody up."""
+    """Alert the person on call."""
     print(f"{workflow} went wrong: orchestrator runs show {run_id}")
 
 

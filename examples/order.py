@@ -17,13 +17,13 @@ app = Orchestrator()
 
 @app.task
 def goods(input: list[dict[str, Any]]) -> int:
-    """Add up what the items cost."""
+    """Add up the prices of the items."""
     return sum(int(item["cents"]) for item in input)
 
 
 @app.task
 def postage(input: list[dict[str, Any]]) -> int:
-    """Say what it costs to send them."""
+    """Return the cost of sending the items."""
     return 300 + 50 * len(input)
 
 

@@ -1,7 +1,7 @@
-"""Calls of somebody else's API that allows each customer five a second, and all of them twenty at a time.
+"""Calls of an external API that allows five calls a second per customer, and twenty calls at a time in total.
 
-One customer's flood does not delay another's first call: customers take turns, and the limits hold for the whole fleet,
-however many workers there are.
+One customer's flood does not delay another's first call: customers take turns. The limits hold for the whole fleet,
+regardless of the number of workers.
 
     orchestrator dev --app per_customer:app
     python per_customer.py                      # in a second terminal in this folder
@@ -18,18 +18,18 @@ app = Orchestrator()
 
 
 class Busy(Exception):
-    """The other side asks to come back later."""
+    """The API asks to retry later."""
 
 
 def call(customer: str, number: int) -> str:
-    """Stand for a request to the API."""
+    """Simulate a request to the API."""
     return f"{customer} {number} at {datetime.now(UTC):%H:%M:%S.%f}"
 
 
 @app.task(
     concurrency_key=lambda customer, **_: customer,
-    rate=Rate(5, per=1, burst=1),  # of each customer, evenly spread
-    total_concurrency=20,  # all customers together
+    rate=Rate(5, per=1, burst=1),  # for each customer, evenly spaced
+    total_concurrency=20,  # across all customers
     timeout=10,
     retries=5,
 )
@@ -38,7 +38,7 @@ def sync(customer: str, number: int) -> str:
     try:
         return call(customer, number)
     except Busy:
-        raise RetryLater(30) from None  # not a failure, and charged to no retry
+        raise RetryLater(30) from None  # does not count as a failure or a retry
 
 
 if __name__ == "__main__":

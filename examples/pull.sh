@@ -1,11 +1,11 @@
 #!/bin/sh
-# A worker in shell, for tasks with the executor `pull`: it asks for work of the service `count`, and counts words.
+# A worker in shell for tasks with the executor `pull`: it polls for work of the service `count`, and counts words.
 #
 #     API=http://localhost:8000 KEY=orc_… ./pull.sh
 #
-# It needs curl and jq. A heartbeat keeps the lease while the work takes; what was handed in is sent again until it is
-# known to be safe (200), or not wanted any more (404, 409). If the API refuses what is handed in (a result that is too
-# large, more than 1,000 lines of `logs`), an error is handed in instead, so that the attempt fails at once.
+# It needs curl and jq. A heartbeat keeps the lease during the work. The worker sends the result until the API has stored
+# it (200) or no longer needs it (404, 409). If the API rejects the result (too large, or more than 1,000 lines of
+# `logs`), the worker sends an error instead, so that the attempt fails at once.
 api=${API:-http://localhost:8000}
 
 ask() {
@@ -26,10 +26,10 @@ while true; do
     (while sleep 15; do ask heartbeat "{\"queue_id\": $id}" >/dev/null; done) &
     beats=$!
     words=$(printf '%s' "$work" | jq -r .input.text | wc -w)
-    said="{\"queue_id\": $id, \"result\": $((words)), \"error\": \"\"}"
-    until code=$(ask complete "$said" | tail -1); [ "$code" = 200 ] || [ "$code" = 404 ] || [ "$code" = 409 ]; do
+    outcome="{\"queue_id\": $id, \"result\": $((words)), \"error\": \"\"}"
+    until code=$(ask complete "$outcome" | tail -1); [ "$code" = 200 ] || [ "$code" = 404 ] || [ "$code" = 409 ]; do
         case $code in
-            400 | 413 | 422) said="{\"queue_id\": $id, \"error\": \"The API refused the result: $code\"}" ;;
+            400 | 413 | 422) outcome="{\"queue_id\": $id, \"error\": \"The API refused the result: $code\"}" ;;
         esac
         sleep 2
     done

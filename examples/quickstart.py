@@ -1,6 +1,6 @@
 """Everything in one go: embedded Postgres and Redis, a scheduler, a worker, and a small application.
 
-Data lives under `.orchestrator/` in the current folder. What is started here is stopped at the end.
+Data lives under `.orchestrator/` in the current folder. All started processes are stopped at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Three services over HTTP, which tasks and flows of any application can ask for.
+"""Three services over HTTP, which tasks and flows of any application can call.
 
 orchestrator api &                                                                  # the registry
 orchestrator serve --app services:app --port 8080 --registry http://localhost:8000
@@ -34,5 +34,5 @@ def add_up(input: list[int | float]) -> int | float:
 
 @app.task(name="route")
 async def route(params: dict[str, Any]) -> dict[str, str]:
-    """Say where a flow goes on."""
+    """Return the action that selects a flow's next node."""
     return {"action": params.get("action", "goB")}

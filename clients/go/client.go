@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Task is what to enqueue: the fields of `POST /api/v1/tasks`. Times are seconds; Expires may also be a time.Time.
+// Task describes a task to enqueue, with the fields of `POST /api/v1/tasks`. Times are seconds; Expires may also be a time.Time.
 type Task struct {
 	Name     string         `json:"name"`
 	Args     []any          `json:"args,omitempty"`
@@ -19,13 +19,13 @@ type Task struct {
 	Delay    float64        `json:"delay,omitempty"`
 	ETA      *time.Time     `json:"eta,omitempty"`
 	Expires  any            `json:"expires,omitempty"`
-	// Retries and StoreResult are pointers, because 0 and false are not their defaults.
+	// Retries and StoreResult are pointers because 0 and false differ from their defaults.
 	Retries *int    `json:"retries,omitempty"`
 	Timeout float64 `json:"timeout,omitempty"`
-	// UniqueKey is a key that only one open task may have.
+	// UniqueKey allows only one open task with this key.
 	UniqueKey   string `json:"unique_key,omitempty"`
 	OnDuplicate string `json:"on_duplicate,omitempty"`
-	// IdempotencyKey enqueues the task once. The default is a random one, so that a repeated request adds nothing.
+	// IdempotencyKey prevents duplicates if a request is repeated. The default is a random key.
 	IdempotencyKey string            `json:"idempotency_key,omitempty"`
 	ConcurrencyKey string            `json:"concurrency_key,omitempty"`
 	StoreResult    *bool             `json:"store_result,omitempty"`
@@ -33,12 +33,12 @@ type Task struct {
 	Headers        map[string]string `json:"headers,omitempty"`
 }
 
-// Start is how to start a run: the fields of `POST /api/v1/workflows/{name}/runs`.
+// Start describes a run to start, with the fields of `POST /api/v1/workflows/{name}/runs`.
 type Start struct {
 	Params map[string]any `json:"params,omitempty"`
 	Args   []any          `json:"args,omitempty"`
 	Kwargs map[string]any `json:"kwargs,omitempty"`
-	// Key starts one run. The default is a random one, so that a repeated request starts nothing.
+	// Key prevents a second run if a request is repeated. The default is a random key.
 	Key     string   `json:"key,omitempty"`
 	Tags    []string `json:"tags,omitempty"`
 	Queue   string   `json:"queue,omitempty"`
@@ -46,7 +46,7 @@ type Start struct {
 	Pinned  bool     `json:"pinned,omitempty"`
 }
 
-// Problem is how a task or run failed.
+// Problem describes the failure of a task or run.
 type Problem struct {
 	Kind      string         `json:"kind"`
 	Message   string         `json:"message"`
@@ -54,7 +54,7 @@ type Problem struct {
 	Data      map[string]any `json:"data"`
 }
 
-// Ended says that a task or run ended without a result: it failed, or was cancelled or skipped.
+// Ended reports that a task or run ended without a result: failed, cancelled or skipped.
 type Ended struct {
 	ID, Status string
 	Problem    *Problem
@@ -68,16 +68,16 @@ func (e *Ended) Error() string {
 	return text
 }
 
-// Handle is a task that was enqueued.
+// Handle refers to an enqueued task.
 type Handle struct {
 	client *Client
 	kind   string
 	ID     string `json:"id"`
-	// Warning says why a task may not run: no live worker knows its name.
+	// Warning tells why the task may not run: no live worker knows its name.
 	Warning string `json:"warning"`
 }
 
-// RunHandle is a run that was started.
+// RunHandle refers to a started run.
 type RunHandle struct{ Handle }
 
 type outcome struct {
@@ -86,7 +86,7 @@ type outcome struct {
 	Problem      *Problem               `json:"error"`
 }
 
-// answer is what the API knows of a task or a run.
+// answer is the state of a task or run, as the API returns it.
 type answer struct {
 	Task, Run struct{ Status string }
 	Code      *outcome
@@ -95,7 +95,7 @@ type answer struct {
 
 func (a *answer) status() string { return firstOf(a.Task.Status, a.Run.Status) }
 
-// Enqueue stores a task. It is durable when this returns.
+// Enqueue stores a task. The task is durable when Enqueue returns.
 func (c *Client) Enqueue(ctx context.Context, task Task) (*Handle, error) {
 	if task.UniqueKey == "" && task.IdempotencyKey == "" {
 		task.IdempotencyKey = randomKey()
@@ -105,7 +105,7 @@ func (c *Client) Enqueue(ctx context.Context, task Task) (*Handle, error) {
 	return handle, c.send(ctx, request{"POST", "/api/v1/tasks", task, repeat}, handle)
 }
 
-// Task returns the handle of a task that was enqueued before.
+// Task returns the handle of an existing task.
 func (c *Client) Task(id string) *Handle { return &Handle{client: c, kind: "tasks", ID: id} }
 
 // Start starts a run of a workflow: a DAG, or code.
@@ -118,7 +118,7 @@ func (c *Client) Start(ctx context.Context, workflow string, start Start) (*RunH
 	return handle, c.send(ctx, request{"POST", path, start, true}, handle)
 }
 
-// Run returns the handle of a run that was started before.
+// Run returns the handle of an existing run.
 func (c *Client) Run(id string) *RunHandle {
 	return &RunHandle{Handle{client: c, kind: "runs", ID: id}}
 }
@@ -132,8 +132,8 @@ func (h *Handle) Status(ctx context.Context) (string, error) {
 	return found.status(), err
 }
 
-// Result waits for the end, or for that of the context, and decodes the result into a pointer: that of a task or of a
-// workflow as code, or the outputs of a DAG by step. It returns *Ended if there is no result.
+// Result waits until the task or run ends, or the context does, and decodes the result into a pointer. The result of a DAG
+// is a map from steps to outputs. Result returns *Ended if there is no result.
 func (h *Handle) Result(ctx context.Context, result any) error {
 	var found answer
 	for isOpen := true; isOpen; {
@@ -160,18 +160,18 @@ func (h *Handle) Result(ctx context.Context, result any) error {
 	return json.Unmarshal(end.Result, result)
 }
 
-// Cancel asks for the end of the task or run.
+// Cancel requests the cancellation of the task or run.
 func (h *Handle) Cancel(ctx context.Context) error {
 	return h.client.send(ctx, request{"POST", h.path() + "/cancel", nil, true}, nil)
 }
 
-// Signal sends a signal once: ErrUnreachable means that it may have arrived.
+// Signal sends a signal without retries: after ErrUnreachable the signal may have arrived.
 func (r *RunHandle) Signal(ctx context.Context, name string, value any) error {
 	_, err := r.client.post(ctx, r.path()+"/signals/"+url.PathEscape(name), map[string]any{"value": value}, nil)
 	return err
 }
 
-// Query asks the code something, and decodes the answer.
+// Query calls a query of the workflow's code and decodes the answer.
 func (r *RunHandle) Query(ctx context.Context, name string, kwargs map[string]any, answer any) error {
 	path, body := r.path()+"/queries/"+url.PathEscape(name), Start{Kwargs: kwargs}
 	return r.client.send(ctx, request{"POST", path, body, true}, &struct{ Result any }{answer})
@@ -180,7 +180,7 @@ func (r *RunHandle) Query(ctx context.Context, name string, kwargs map[string]an
 func randomKey() string {
 	data := make([]byte, 16)
 	if _, err := rand.Read(data); err != nil {
-		panic(err) // the system has no random numbers
+		panic(err) // the system's random source failed
 	}
 	return hex.EncodeToString(data)
 }

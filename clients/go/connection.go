@@ -1,5 +1,5 @@
 // Package orchestrator is a client of the orchestrator's HTTP API: it enqueues tasks, starts runs, waits for both, and
-// does the work of tasks with the executor `pull`.
+// runs workers for tasks with the executor `pull`.
 package orchestrator
 
 import (
@@ -18,20 +18,20 @@ import (
 	"time"
 )
 
-// APIError says that the API refused a request. Type is stable, such as `urn:orchestrator:error:WrongState`.
+// APIError reports that the API rejected a request. Type is stable, such as `urn:orchestrator:error:WrongState`.
 type APIError struct {
 	Status int             `json:"status"`
 	Type   string          `json:"type"`
 	Title  string          `json:"title"`
 	Detail string          `json:"detail"`
 	Data   json.RawMessage `json:"data"`
-	// RetryAfter is what the API asks for, or negative.
+	// RetryAfter is the delay that the API requests, or negative.
 	RetryAfter time.Duration `json:"-"`
 }
 
 func (e *APIError) Error() string { return fmt.Sprintf("%d: %s %s", e.Status, e.Title, e.Detail) }
 
-// ErrUnreachable says that there was no answer: the request may or may not have been done.
+// ErrUnreachable reports that no answer arrived: the API may or may not have processed the request.
 var ErrUnreachable = errors.New("the API cannot be reached")
 
 // Client talks to one API. Its zero value uses ORCHESTRATOR_API_URL and ORCHESTRATOR_API_KEY.
@@ -42,11 +42,11 @@ type Client struct {
 }
 
 const (
-	longest  = 90 * time.Second // that any request may take
-	retryFor = 30 * time.Second // a request that may be repeated is
+	longest  = 90 * time.Second // maximum duration of a request
+	retryFor = 30 * time.Second // duration of retries of a repeatable request
 )
 
-// request is one request of the API; with repeat, it is sent again if it is not known whether it was done.
+// request is one request to the API; with repeat, it is sent again if no answer arrived.
 type request struct {
 	method, path string
 	body         any
@@ -70,12 +70,12 @@ func (c *Client) get(ctx context.Context, path string, answer any) error {
 	return c.send(ctx, request{"GET", path, nil, true}, answer)
 }
 
-// post sends a request a single time; it returns the status, or 0 where there was no answer.
+// post sends a request without retries; it returns the status, or 0 if no answer arrived.
 func (c *Client) post(ctx context.Context, path string, body any, answer any) (int, error) {
 	return c.once(ctx, request{"POST", path, body, false}, answer)
 }
 
-// once sends a request a single time; it returns the status, and decodes the answer unless that is nil.
+// once sends a request without retries; it returns the status, and decodes the answer unless the target is nil.
 func (c *Client) once(ctx context.Context, r request, answer any) (int, error) {
 	var body io.Reader
 	if r.body != nil {
@@ -116,7 +116,7 @@ func (c *Client) once(ctx context.Context, r request, answer any) (int, error) {
 
 func problem(got *http.Response, data []byte) *APIError {
 	found := &APIError{}
-	if json.Unmarshal(data, found) != nil { // of a proxy
+	if json.Unmarshal(data, found) != nil { // not the API's JSON: a proxy answered
 		found.Detail = fmt.Sprintf("%.200s", data)
 	}
 	found.Status, found.RetryAfter = got.StatusCode, -1
@@ -126,7 +126,7 @@ func problem(got *http.Response, data []byte) *APIError {
 	return found
 }
 
-// pause returns how long to wait after so many failures.
+// pause returns the backoff after a number of failures.
 func pause(err error, failures int) time.Duration {
 	var refused *APIError
 	if errors.As(err, &refused) && refused.RetryAfter >= 0 {
@@ -135,7 +135,7 @@ func pause(err error, failures int) time.Duration {
 	return toDuration(math.Min(10, math.Pow(2, float64(failures-1))) * (0.75 + rand.Float64()/2))
 }
 
-// sleep waits, or returns when the context ends.
+// sleep waits for a duration, or until the context ends.
 func sleep(ctx context.Context, duration time.Duration) {
 	timer := time.NewTimer(duration)
 	defer timer.Stop()

@@ -14,26 +14,26 @@ import (
 )
 
 const (
-	mostLines   = 1000
-	pollSeconds = 5 // a stopping worker waits for its polls
+	maxLines    = 1000
+	pollSeconds = 5 // seconds that a poll waits for work; a stopping worker waits for its polls
 )
 
-// Work is leased work, as the API gives it.
+// Work is leased work, as the API returns it.
 type Work struct {
 	QueueID string `json:"queue_id"`
 	TaskID  string `json:"task_id"`
 	Task    string `json:"task"`
 	Service string `json:"service"`
-	// RequestID is the same for every holder of the work: use it to recognise a repetition.
+	// RequestID is the same for every lease of the work: use it to recognize a repetition.
 	RequestID string `json:"request_id"`
-	// Attempt is which lease of this try it is, from 1.
+	// Attempt counts the leases of this try, from 1.
 	Attempt int             `json:"attempt"`
 	Lease   float64         `json:"lease"`
 	Input   json.RawMessage `json:"input"`
 	Params  json.RawMessage `json:"params"`
 }
 
-// Job is work in the hands of a handler.
+// Job is the work that a handler processes.
 type Job struct {
 	Work
 	isDone   atomic.Bool
@@ -47,61 +47,61 @@ type progress struct {
 	Text     string  `json:"text"`
 }
 
-// Log adds a line to the log of the task, which takes a thousand. It is sent with the result.
+// Log adds a line to the log of the task, at most 1,000. The lines are sent with the result.
 func (j *Job) Log(line string) {
 	j.mutex.Lock()
 	defer j.mutex.Unlock()
-	if len(j.lines) < mostLines {
+	if len(j.lines) < maxLines {
 		j.lines = append(j.lines, line)
 	}
 }
 
-// Progress shows how far the work is, from 0 to 1. It is sent with the next heartbeat.
+// Progress reports the progress of the work, from 0 to 1, with the next heartbeat.
 func (j *Job) Progress(fraction float64, text string) {
 	j.mutex.Lock()
 	defer j.mutex.Unlock()
-	if runes := []rune(text); len(runes) > mostLines {
-		text = string(runes[:mostLines])
+	if runes := []rune(text); len(runes) > maxLines {
+		text = string(runes[:maxLines])
 	}
 	j.progress = &progress{math.Max(0, math.Min(1, fraction)), text}
 }
 
-// Failure says how the work failed. Any other error is retryable, and its type is the kind.
+// Failure describes the failure of the work. Any other error is retryable, and its type is the kind.
 type Failure struct {
 	Kind    string `json:"kind"`
 	Message string `json:"message"`
 	Detail  string `json:"detail,omitempty"`
-	// Retryable is true if it is nil.
+	// Retryable means true if it is nil.
 	Retryable *bool `json:"retryable,omitempty"`
-	// RetryAfter is the time before the next try, in seconds; nil: the task's own policy says.
+	// RetryAfter is the delay before the next try, in seconds; nil: the task's retry policy decides.
 	RetryAfter *float64 `json:"retry_after,omitempty"`
 }
 
 func (f *Failure) Error() string { return f.Kind + ": " + f.Message }
 
-// Handler does work. Its context ends when the work is cancelled, its lease is lost, or the worker has no more time to
-// drain: return then.
+// Handler processes work. It must return when its context ends: the work was cancelled, its lease is lost, or the
+// worker's drain time is over.
 type Handler func(ctx context.Context, job *Job) (any, error)
 
-// Worker pulls work and does it.
+// Worker pulls work and processes it.
 type Worker struct {
 	Client *Client
 	// Handlers has a function for each service.
 	Handlers map[string]Handler
-	// Concurrency is how many handlers run at once; 0 means 1.
+	// Concurrency is the number of handlers that run at the same time; 0 means 1.
 	Concurrency int
-	// ID is shown as the holder of the work; the default has the process id.
+	// ID names the worker in the dashboard; the default contains the process id.
 	ID string
-	// Drain is the time that running work gets after the context of Run has ended; then it is given back.
+	// Drain is the time for running work after the context of Run has ended; then the work is returned.
 	Drain time.Duration
 }
 
-// Run works until the context ends, and returns when running work has ended or was given back. It returns an error if
-// the API refuses polls for good, for example with a wrong key.
+// Run works until the context ends, and returns when running work has ended or was returned. It returns an error if the
+// API permanently refuses polls, for example because of a wrong key.
 func (w *Worker) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	// Requests and handlers outlive the context: they end with the time to drain.
+	// Requests and handlers outlive the context until the drain time is over.
 	working, end := context.WithCancel(context.Background())
 	defer end()
 	go func() {
@@ -135,7 +135,7 @@ func (w *Worker) slot(ctx, working context.Context, services []string) error {
 	asked := map[string]any{"worker_id": id, "services": services, "wait": pollSeconds}
 	for failures := 0; ctx.Err() == nil; {
 		job := &Job{}
-		// An aborted poll may have leased work: it is left to end.
+		// Never abort a poll: it may already have leased work.
 		status, err := w.Client.post(context.Background(), "/queue/poll", asked, &job.Work)
 		switch {
 		case status == 400 || status == 401 || status == 403 || status == 422:
@@ -168,7 +168,7 @@ func (w *Worker) perform(working context.Context, job *Job) {
 	}()
 	select {
 	case <-done:
-	case <-working.Done(): // the handler gets a moment to return
+	case <-working.Done(): // give the handler a moment to return
 		sleep(beating, time.Second)
 	}
 	completed()
@@ -178,7 +178,7 @@ func (w *Worker) perform(working context.Context, job *Job) {
 	stop()
 }
 
-// outcome runs the handler; it returns the fields of the completion.
+// outcome runs the handler and returns the fields of the completion.
 func (w *Worker) outcome(ctx context.Context, job *Job) (said map[string]any) {
 	defer func() {
 		if found := recover(); found != nil {
@@ -197,7 +197,7 @@ func (w *Worker) outcome(ctx context.Context, job *Job) (said map[string]any) {
 	return map[string]any{"error": failure}
 }
 
-// complete sends the outcome until it is known to be safe, or the work is not wanted any more.
+// complete sends the outcome until the API has stored it or no longer needs it.
 func (w *Worker) complete(ctx context.Context, job *Job, said map[string]any) {
 	job.mutex.Lock()
 	said["queue_id"], said["logs"] = job.QueueID, append([]string{}, job.lines...)
@@ -220,7 +220,7 @@ func (w *Worker) complete(ctx context.Context, job *Job, said map[string]any) {
 	}
 }
 
-// beat renews the lease until the work has ended, and stops the handler if the lease or the work is gone.
+// beat renews the lease until the work has ended, and stops the handler if the lease is lost or the work is cancelled.
 func (w *Worker) beat(beating, ctx context.Context, stop context.CancelFunc, job *Job) {
 	third := toDuration(job.Lease / 3)
 	var shown *progress
@@ -241,7 +241,7 @@ func (w *Worker) beat(beating, ctx context.Context, stop context.CancelFunc, job
 		cancel()
 		if err == nil {
 			shown = latest
-		} else if (status == 404 || status == 409) && !job.isDone.Load() { // then only the completion's answer counts
+		} else if (status == 404 || status == 409) && !job.isDone.Load() { // once done, only the completion's answer counts
 			stop()
 		}
 	}
@@ -249,6 +249,6 @@ func (w *Worker) beat(beating, ctx context.Context, stop context.CancelFunc, job
 
 func (w *Worker) giveBack(job *Job) {
 	if _, err := w.Client.post(context.Background(), "/queue/return", map[string]any{"queue_id": job.QueueID}, nil); err != nil {
-		log.Printf("return %s: %v", job.QueueID, err) // its lease expires by itself
+		log.Printf("return %s: %v", job.QueueID, err) // the lease will expire
 	}
 }

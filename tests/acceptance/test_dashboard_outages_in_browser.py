@@ -121,7 +121,7 @@ def test_nothing_leads_away_from_a_page_while_the_api_is_away(served: tuple[Stac
     assert window.page.locator(".unsent").count() == 0
     eventually(lambda: not window.page.locator("#announced").inner_text(), "nothing stale is announced")
     window.go(f"/ui/tasks/{task}")
-    window.sees(".live[data-state=still]", "ended, looked at every 10 s")
+    window.sees(".live[data-state=still]", "ended, refreshed every 10 s")
     serving(stack).kill()  # which this page, without a stream, has not noticed
     window.page.get_by_role("link", name="Workers").click()
     window.sees(".unsent", "The server cannot be reached: this page stays")

@@ -1,4 +1,4 @@
-// The program of the test of the client: it uses everything but the worker, and exits with 0 if all of it works.
+// The client's test program: it uses everything except the worker, and exits with 0 if all of it works.
 package main
 
 import (

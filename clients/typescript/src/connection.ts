@@ -1,15 +1,15 @@
-// Requests to the API, their errors, and when they are sent again.
+// Requests to the API, their errors and their retries.
 
 export interface ConnectionOptions {
   /** The address of the API; default: ORCHESTRATOR_API_URL, or http://127.0.0.1:8000. */
   url?: string;
   /** Default: ORCHESTRATOR_API_KEY. */
   key?: string;
-  /** Seconds for which a request that may be repeated is repeated; default 30. */
+  /** Seconds for which a repeatable request is retried; default 30. */
   retrySeconds?: number;
 }
 
-/** The API refused a request; `type` is stable, such as `urn:orchestrator:error:WrongState`. */
+/** The API rejected a request; `type` is stable, such as `urn:orchestrator:error:WrongState`. */
 export class ApiError extends Error {
   override readonly name = "ApiError";
   constructor(
@@ -23,15 +23,15 @@ export class ApiError extends Error {
   }
 }
 
-/** There was no answer: the request may or may not have been done. */
+/** No answer arrived: the API may or may not have processed the request. */
 export class Unreachable extends Error {
   override readonly name = "Unreachable";
 }
 
 export interface RequestOptions {
-  /** Seconds that an answer may take. */
+  /** Seconds until the request times out. */
   seconds?: number;
-  /** Send it again if it is not known whether it was done. */
+  /** Send the request again if no answer arrived. */
   repeat?: boolean;
   headers?: Record<string, string>;
 }
@@ -52,7 +52,7 @@ export class Connection {
     return this.#repeated("GET", path, undefined, { repeat: true, ...options });
   }
 
-  /** Send it once, or until it is done with `repeat`. */
+  /** Send the request once, or with `repeat` until an answer arrives. */
   post<T>(path: string, body: unknown, options: RequestOptions = {}): Promise<T> {
     return options.repeat ? this.#repeated("POST", path, body, options) : this.#send("POST", path, body, options);
   }
@@ -91,7 +91,7 @@ export class Connection {
     try {
       problem = JSON.parse(read);
     } catch {
-      problem = { detail: read.slice(0, 200) }; // of a proxy
+      problem = { detail: read.slice(0, 200) }; // not the API's JSON: a proxy answered
     }
     const after = Number(answer.headers.get("Retry-After") ?? NaN);
     const detail = problem["detail"] || problem["title"] || answer.statusText;
@@ -99,7 +99,7 @@ export class Connection {
   }
 }
 
-/** Wait so many seconds, or until the signal aborts. */
+/** Wait for a number of seconds, or until the signal aborts. */
 export function sleep(seconds: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
     if (signal?.aborted) return resolve();

@@ -1,4 +1,4 @@
-// Client and worker for the HTTP API: enqueue tasks, start runs, wait for them, and do the work of tasks.
+// Client and worker for the HTTP API: enqueue tasks, start runs, wait for them, and run workers.
 import { ApiError, Connection, type ConnectionOptions } from "./connection.js";
 import { Worker, type Handler, type WorkerOptions } from "./worker.js";
 
@@ -22,7 +22,7 @@ export interface EnqueueOptions {
   /** Only one open task may have this key. */
   uniqueKey?: string;
   onDuplicate?: "return" | "replace" | "raise";
-  /** The same key enqueues the task once; default: a random one, so that a repeated request adds nothing. */
+  /** Prevents duplicates if a request is repeated; default: a random key. */
   idempotencyKey?: string;
   concurrencyKey?: string;
   storeResult?: boolean;
@@ -35,7 +35,7 @@ export interface StartOptions {
   params?: Record<string, unknown>;
   args?: unknown[];
   kwargs?: Record<string, unknown>;
-  /** The same key starts one run; default: a random one, so that a repeated request starts nothing. */
+  /** Prevents a second run if a request is repeated; default: a random key. */
   key?: string;
   tags?: string[];
   queue?: string;
@@ -50,7 +50,7 @@ export interface Problem {
   data: Record<string, unknown>;
 }
 
-/** The task or run ended without a result: it failed, or was cancelled or skipped. */
+/** The task or run ended without a result: failed, cancelled or skipped. */
 export class Ended extends Error {
   override readonly name = "Ended";
   constructor(
@@ -62,7 +62,7 @@ export class Ended extends Error {
   }
 }
 
-/** The end did not come in time; the task or run goes on. */
+/** The task or run did not end in time; it continues. */
 export class ResultTimeout extends Error {
   override readonly name = "ResultTimeout";
 }
@@ -87,7 +87,7 @@ interface RunAnswer {
 const OPEN = new Set(["pending", "dispatched", "running"]);
 const LONGEST_WAIT = 30;
 
-/** Ask again and again, each time for up to half a minute, until the answer has a status that is final. */
+/** Long-poll, each time for up to half a minute, until the status is final. */
 async function ended<T>(connection: Connection, path: string, timeout: number, status: (answer: T) => string): Promise<T> {
   const until = Date.now() + timeout * 1_000;
   for (;;) {
@@ -103,7 +103,7 @@ export class TaskHandle<Result = any> {
   constructor(
     private readonly connection: Connection,
     readonly id: string,
-    /** Why it may not run: no live worker knows its name. */
+    /** Why the task may not run: no live worker knows its name. */
     readonly warning = "",
   ) {
     this.#path = `/api/v1/tasks/${encodeURIComponent(id)}`;
@@ -117,7 +117,7 @@ export class TaskHandle<Result = any> {
     return (await this.connection.get<TaskAnswer>(this.#path)).progress;
   }
 
-  /** Wait for the end; throws `Ended` if there is no result, and `ResultTimeout` after so many seconds. */
+  /** Wait for the end; throws `Ended` if there is no result, and `ResultTimeout` after the given seconds. */
   async result(timeout = Infinity): Promise<Result> {
     const found = await ended<TaskAnswer>(this.connection, this.#path, timeout, (answer) => answer.task.status);
     if (found.task.status !== "success") throw new Ended(this.id, found.task.status, found.error ?? undefined);
@@ -150,7 +150,7 @@ export class RunHandle<Result = any> {
     return (await this.connection.get<{ outputs: Result }>(`${this.#path}/outputs`)).outputs;
   }
 
-  /** Send a signal. It is sent once: `Unreachable` means that it may have arrived. */
+  /** Send a signal without retries: after `Unreachable` the signal may have arrived. */
   async signal(name: string, value: unknown = null): Promise<void> {
     await this.connection.post(`${this.#path}/signals/${encodeURIComponent(name)}`, { value });
   }
@@ -159,12 +159,12 @@ export class RunHandle<Result = any> {
     await this.connection.post(`${this.#path}/promises/${encodeURIComponent(promise)}/resolve`, { value });
   }
 
-  /** Ask the code something. */
+  /** Call a query of the workflow's code. */
   query<Answer = any>(name: string, args: unknown[] = [], kwargs: Record<string, unknown> = {}): Promise<Answer> {
     return this.#ask("queries", name, args, kwargs, true);
   }
 
-  /** Ask the code to do something, and wait for its answer. It is sent once, like a signal. */
+  /** Call an update of the workflow's code, and wait for its answer. Sent without retries, like a signal. */
   update<Answer = any>(name: string, args: unknown[] = [], kwargs: Record<string, unknown> = {}): Promise<Answer> {
     return this.#ask("updates", name, args, kwargs, false);
   }
@@ -186,7 +186,7 @@ export class Orchestrator {
     this.#connection = new Connection(options);
   }
 
-  /** Enqueue a task. It is durable when this resolves. */
+  /** Enqueue a task. The task is durable when the promise resolves. */
   async enqueue<Result = any>(name: string, options: EnqueueOptions = {}): Promise<TaskHandle<Result>> {
     const body: Record<string, unknown> = { name };
     for (const [key, value] of Object.entries(options)) body[key.replace(/[A-Z]/g, (found) => `_${found.toLowerCase()}`)] = value;
@@ -196,7 +196,7 @@ export class Orchestrator {
     return new TaskHandle<Result>(this.#connection, id, warning);
   }
 
-  /** Return the handle of a task that was enqueued before. */
+  /** Return the handle of an existing task. */
   task<Result = any>(id: string): TaskHandle<Result> {
     return new TaskHandle<Result>(this.#connection, id);
   }
@@ -209,7 +209,7 @@ export class Orchestrator {
     return new RunHandle<Result>(this.#connection, id);
   }
 
-  /** Return the handle of a run that was started before. */
+  /** Return the handle of an existing run. */
   run<Result = any>(id: string): RunHandle<Result> {
     return new RunHandle<Result>(this.#connection, id);
   }

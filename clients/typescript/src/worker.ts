@@ -1,15 +1,15 @@
-// A worker: it pulls work over HTTP, as docs/pull-protocol.md says.
+// The worker of docs/pull-protocol.md: it pulls work over HTTP.
 import { ApiError, Connection, Unreachable, sleep } from "./connection.js";
 
-/** Leased work, as the API gives it. */
+/** Leased work, as the API returns it. */
 export interface Work<Input = any> {
   readonly queue_id: string;
   readonly task_id: string;
   readonly task: string;
   readonly service: string;
-  /** The same for every holder of the work: use it to recognise a repetition. */
+  /** The same for every lease of the work: use it to recognize a repetition. */
   readonly request_id: string;
-  /** Which lease of this try it is, from 1. */
+  /** Counts the leases of this try, from 1. */
   readonly attempt: number;
   readonly lease: number;
   readonly input: Input;
@@ -18,17 +18,17 @@ export interface Work<Input = any> {
 
 export interface Context<Input = any> {
   readonly work: Work<Input>;
-  /** Aborts when the work is cancelled, its lease is lost, or the worker has no more time to drain: stop then. */
+  /** Aborts when the work is cancelled, its lease is lost, or the worker's drain time is over: stop then. */
   readonly signal: AbortSignal;
-  /** Add a line to the log of the task. It is sent with the result. */
+  /** Add a line to the log of the task. The lines are sent with the result. */
   log(line: string): void;
-  /** Show how far the work is, from 0 to 1. It is sent with the next heartbeat. */
+  /** Report the progress of the work, from 0 to 1, with the next heartbeat. */
   progress(fraction: number, text?: string): void;
 }
 
 export type Handler<Input = any, Result = unknown> = (input: Input, context: Context<Input>) => Result | Promise<Result>;
 
-/** Throw it in a handler to say how the work failed. Any other error is retryable, and its name is the kind. */
+/** Describes the failure of the work, thrown by a handler. Any other error is retryable, and its name is the kind. */
 export class Failure extends Error {
   constructor(
     message: string,
@@ -40,28 +40,28 @@ export class Failure extends Error {
 }
 
 export interface WorkerOptions {
-  /** How many handlers run at once; default 1. */
+  /** Number of handlers that run at the same time; default 1. */
   concurrency?: number;
-  /** Shown as the holder of the work; default: a random name. */
+  /** Name of the worker in the dashboard; default: a random name. */
   workerId?: string;
-  /** Seconds that running work gets after `stop`; then it is given back. Default 30. */
+  /** Seconds for running work after `stop`; then the work is returned. Default 30. */
   drainSeconds?: number;
-  /** Seconds that one poll waits for work, which `stop` waits for, too; default 5. */
+  /** Seconds that a poll waits for work; `stop` waits for the poll, too. Default 5. */
   pollSeconds?: number;
-  /** Called with what goes wrong; default: console.warn. */
+  /** Called with warnings; default: console.warn. */
   onWarning?: (text: string) => void;
 }
 
 const MOST_LINES = 1_000;
 const FINAL = new Set([400, 401, 403, 422]);
 
-/** Work in the hands of a handler. */
+/** Work that a handler processes. */
 class Job implements Context {
   readonly #stopping = new AbortController();
   readonly signal = this.#stopping.signal;
   readonly lines: string[] = [];
   dropped = 0;
-  /** The handler has returned: from then on only the answer to the completion counts. */
+  /** The handler has returned: now only the answer to the completion counts. */
   isDone = false;
   said: { fraction: number; text: string } | undefined;
 
@@ -101,12 +101,12 @@ export class Worker {
     };
   }
 
-  /** Poll no more, and let `run` return when running work has ended or was given back. */
+  /** Stop polling, and let `run` return when running work has ended or was returned. */
   stop(): void {
     this.#stopping.abort();
   }
 
-  /** Work until `stop`. Throws if the API refuses polls for good, for example with a wrong key. */
+  /** Work until `stop`. Throws if the API permanently refuses polls, for example because of a wrong key. */
   async run(): Promise<void> {
     const ended = new AbortController();
     const slots = Array.from({ length: this.#options.concurrency }, () => this.#slot());
@@ -161,13 +161,13 @@ export class Worker {
     }
   }
 
-  /** Run the handler; return the body of the completion. */
+  /** Run the handler and return the body of the completion. */
   async #outcome(job: Job): Promise<Record<string, unknown>> {
     const { work } = job;
     try {
       const handler = this.#handlers.get(work.service)!;
       const result = (await handler(work.input, job)) ?? null;
-      JSON.stringify(result); // which throws here, and not where it is sent
+      JSON.stringify(result); // throws for invalid results before anything is sent
       return { result };
     } catch (error) {
       return { error: described(error) };
@@ -183,7 +183,7 @@ export class Worker {
         return;
       } catch (error) {
         const status = error instanceof ApiError ? error.status : 0;
-        if (status === 404 || status === 409) return; // nobody wants it any more
+        if (status === 404 || status === 409) return; // the API no longer needs the outcome
         this.#options.onWarning(`complete ${job.work.queue_id}: ${error}`);
         if ((status === 400 || status === 413 || status === 422) && !("refused" in outcome)) {
           outcome = { refused: true };
@@ -196,7 +196,7 @@ export class Worker {
     }
   }
 
-  /** Renew the lease until the work has ended; stop the handler if the lease or the work is gone. */
+  /** Renew the lease until the work has ended; stop the handler if the lease is lost or the work is cancelled. */
   async #beat(job: Job, ended: AbortSignal): Promise<void> {
     const { queue_id, lease } = job.work;
     let shown: unknown;
@@ -214,7 +214,7 @@ export class Worker {
     }
   }
 
-  /** Resolve when `stop` was called, and the time to drain is over: what runs then is stopped and given back. */
+  /** Resolve when the drain time after `stop` is over: the worker then stops and returns running work. */
   async #drained(ended: AbortSignal): Promise<void> {
     await new Promise((resolve) => this.#stopping.signal.addEventListener("abort", resolve, { once: true }));
     await sleep(this.#options.drainSeconds, ended);
@@ -231,7 +231,7 @@ export class Worker {
     try {
       await this.#connection.post("/queue/return", { queue_id: work.queue_id }, { seconds: 10 });
     } catch (error) {
-      this.#options.onWarning(`return ${work.queue_id}: ${error}`); // its lease expires by itself
+      this.#options.onWarning(`return ${work.queue_id}: ${error}`); // the lease will expire
     }
   }
 

@@ -3,7 +3,7 @@ import { Failure, Orchestrator, type Context } from "../src/index.js";
 
 const given = process.env;
 
-/** Wait so many seconds, or until the work is to stop. */
+/** Wait for a number of seconds, or until the work must stop. */
 function wait(seconds: number, { signal }: Context): Promise<void> {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(resolve, seconds * 1_000);

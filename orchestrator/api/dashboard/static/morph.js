@@ -1,11 +1,11 @@
-// Makes a part of the page like a newer one, and touches only what differs: what somebody has opened, typed, marked or
-// focused stays as it is.
+// Morphs an element into a newer version and touches only the differences, so that open details, typed text, marked rows and
+// focus stay.
 "use strict";
 (() => {
   const keyOf = (node) => (node.nodeType === 1 ? node.dataset?.key || node.id || "" : "");
   const isSame = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
 
-  function attributes(from, to) {
+  function updateAttributes(from, to) {
     for (const { name, value } of [...to.attributes]) {
       if (name === "open" || (from.nodeName === "TIME" && name === "title")) continue;
       if (from.getAttribute(name) !== value) from.setAttribute(name, value);
@@ -15,44 +15,45 @@
     }
   }
 
-  // Fills a new part, such as a table that has moved, with the rows that came without content: the page has them elsewhere.
-  function filled(part) {
+  // Fills rows without content in a new part, such as a moved table, from the same rows elsewhere in the page. The server
+  // omits the content of rows (`data-same`) that the page already has; `isTorn` tells that one of them was not found.
+  function fillRows(part) {
     for (const row of part.nodeType === 1 ? part.querySelectorAll("[data-same]") : []) {
-      const known = document.querySelector(`${row.nodeName}[data-key="${CSS.escape(row.dataset.key)}"]`);
-      if (known) row.replaceWith(known.cloneNode(true));
+      const existing = document.querySelector(`${row.nodeName}[data-key="${CSS.escape(row.dataset.key)}"]`);
+      if (existing) row.replaceWith(existing.cloneNode(true));
       else window.morph.isTorn = true;
     }
     return part;
   }
 
-  function children(from, to) {
+  function updateChildren(from, to) {
     const keyed = new Map();
     for (const child of from.childNodes) if (keyOf(child)) keyed.set(keyOf(child), child);
-    const kept = new Set([...to.childNodes].map(keyOf));
-    for (const [key, child] of keyed) if (!kept.has(key)) child.remove(); // before its neighbours are compared, which stay where they are
-    let place = from.firstChild;
-    for (const wanted of [...to.childNodes]) {
-      const key = keyOf(wanted);
-      while (wanted.nodeType === 1 && place?.nodeType === 3 && !place.data.trim()) { // blanks around a notice that came or went
-        const next = place.nextSibling;
-        place.remove();
-        place = next;
+    const newKeys = new Set([...to.childNodes].map(keyOf));
+    for (const [key, child] of keyed) if (!newKeys.has(key)) child.remove(); // first: otherwise the siblings would be moved
+    let position = from.firstChild;
+    for (const target of [...to.childNodes]) {
+      const key = keyOf(target);
+      while (target.nodeType === 1 && position?.nodeType === 3 && !position.data.trim()) { // whitespace around a notice that was added or removed
+        const next = position.nextSibling;
+        position.remove();
+        position = next;
       }
-      let match = key ? keyed.get(key) : place && !keyOf(place) ? place : null;
-      if (match && !isSame(match, wanted)) match = null;
-      if (!match && wanted.dataset?.same !== undefined) { window.morph.isTorn = true; continue; } // it is not here
+      let match = key ? keyed.get(key) : position && !keyOf(position) ? position : null;
+      if (match && !isSame(match, target)) match = null;
+      if (!match && target.dataset?.same !== undefined) { window.morph.isTorn = true; continue; } // omitted by the server, and not in this parent
       if (!match) {
-        from.insertBefore(filled(document.importNode(wanted, true)), place);
+        from.insertBefore(fillRows(document.importNode(target, true)), position);
         continue;
       }
-      if (match === place) place = place.nextSibling;
-      else from.insertBefore(match, place);
-      morph(match, wanted);
+      if (match === position) position = position.nextSibling;
+      else from.insertBefore(match, position);
+      morph(match, target);
     }
-    while (place) {
-      const next = place.nextSibling;
-      place.remove();
-      place = next;
+    while (position) {
+      const next = position.nextSibling;
+      position.remove();
+      position = next;
     }
   }
 
@@ -63,12 +64,12 @@
     }
     if (from.hasAttribute("data-keep") || to.hasAttribute("data-same")) return;
     if (/^(INPUT|TEXTAREA|SELECT)$/.test(from.nodeName)) {
-      if (from.type === "hidden" || from.type === "checkbox") attributes(from, to);
+      if (from.type === "hidden" || from.type === "checkbox") updateAttributes(from, to);
       return;
     }
     if (from.nodeName === "TIME" && from.dateTime === to.dateTime) return;
-    attributes(from, to);
-    children(from, to);
+    updateAttributes(from, to);
+    updateChildren(from, to);
   }
 
   window.morph = morph;
