@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.stack import HERE, Stack, stop, using
-from tests.acceptance.ways import Way, take
+from tests.acceptance.ways import Way, use_route
 
 sys.path.insert(0, str(HERE))  # as workers import it: `project` is a top-level module
 
@@ -85,7 +85,7 @@ def leading(
         using(request.module.application, stack),
     ):
         stack.scheduler()
-        take(way, stack, project.app, request.module.application)
+        use_route(way, stack, project.app, request.module.application)
         yield stack
 
 
@@ -103,7 +103,7 @@ def running(way: Way, database_url: str, redis_url: str, tmp_path_factory: pytes
     with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
         stack.scheduler()
         stack.worker(processes=2)
-        take(way, stack, project.app)
+        use_route(way, stack, project.app)
         yield stack
 
 
@@ -127,5 +127,5 @@ def sharded_stack(
         finally:
             stack.close()
             for schema in ("all", *range(1, 4)):
-                stack.sql_of(f'DROP SCHEMA IF EXISTS "{namespace}/{schema}" CASCADE')
-            stack.sql_of(f'DROP SCHEMA IF EXISTS "{namespace}" CASCADE')
+                stack.execute_sql(f'DROP SCHEMA IF EXISTS "{namespace}/{schema}" CASCADE')
+            stack.execute_sql(f'DROP SCHEMA IF EXISTS "{namespace}" CASCADE')

@@ -1,4 +1,4 @@
-"""A client of the pull protocol in Python, for its conformance suite; BROKEN names a rule that it does not keep."""
+"""A client of the pull protocol, for its conformance suite; the variable BROKEN names a rule to violate."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BROKEN = os.environ.get("BROKEN", "")
 stopping = threading.Event()
 
 
-def ask(what: str, timeout: float = 60, **body: Any) -> tuple[int, Any, float]:
-    """Return the status, 0 without an answer; the answer; and the seconds to pause before it is sent again."""
+def ask(action: str, timeout: float = 60, **body: Any) -> tuple[int, Any, float]:
+    """Send a request; return the status (0 without a response), the body, and the seconds to wait before a retry."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ['ORCHESTRATOR_API_KEY']}"}
-    request = Request(f"{os.environ['ORCHESTRATOR_API_URL']}/queue/{what}", json.dumps(body).encode(), headers)
+    request = Request(f"{os.environ['ORCHESTRATOR_API_URL']}/queue/{action}", json.dumps(body).encode(), headers)
     try:
-        with urlopen(request, timeout=timeout) as answer:
-            return answer.status, json.loads(answer.read() or b"null"), 0
+        with urlopen(request, timeout=timeout) as response:
+            return response.status, json.loads(response.read() or b"null"), 0
     except HTTPError as error:
         return error.code, None, float(error.headers.get("Retry-After") or 1)
     except (OSError, HTTPException):
@@ -31,7 +31,7 @@ def ask(what: str, timeout: float = 60, **body: Any) -> tuple[int, Any, float]:
 
 
 class Job:
-    """Leased work."""
+    """A leased piece of work."""
 
     def __init__(self, work: dict[str, Any]) -> None:
         self.work = work

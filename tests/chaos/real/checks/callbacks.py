@@ -1,4 +1,4 @@
-"""Each end was followed once, by what is to follow it."""
+"""Checks that each end of a task has exactly one callback, of the right kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.chaos.real.project.callbacks import follow_failure, follow_success, w
 
 
 def check_callbacks(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
-    """A success is followed by one task, a failure by one of the other kind, and a cancelled task by none."""
+    """Check that a success and a failure each have one callback of their kind, and a canceled task has none."""
     followers: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for task, end, by in arena.journal.of_tasks("follows"):
         followers[task].add((end, by))
