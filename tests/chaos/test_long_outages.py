@@ -1,4 +1,4 @@
-"""Ten minutes without Redis or Postgres, as seconds: what runs goes on, and nothing is run again that need not be."""
+"""Outages of ten minutes, shortened to seconds: running tasks continue, and no task runs again without need."""
 
 from __future__ import annotations
 
@@ -54,27 +54,27 @@ def own_postgres() -> Iterator[tuple[EmbeddedPostgres, str]]:
 
 
 class Waiter:
-    """Somebody who waits for a result, through whatever happens."""
+    """Waits for a result in a thread, whatever happens."""
 
     def __init__(self, handle: Handle[Any]) -> None:
-        self.found: list[object] = []
+        self.outcomes: list[object] = []
         self._handle = handle
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
 
     def _wait(self) -> None:
         try:
-            self.found.append(self._handle.result(60))
-        except Exception as error:  # noqa: BLE001  # the test asserts what was found
-            self.found.append(error)
+            self.outcomes.append(self._handle.result(60))
+        except Exception as error:  # noqa: BLE001  # the test asserts the outcome
+            self.outcomes.append(error)
 
     def result(self) -> object:
         self._thread.join(60)
-        return self.found[0]
+        return self.outcomes[0]
 
 
 def hold(place: Path, name: str) -> Handle[int]:
-    """Start a task that goes on until the test says so."""
+    """Start a task that runs until the test lets it end."""
     handle = project.held.enqueue(str(place / name), str(place / f"{name}-go"))
     eventually(lambda: lines(place / name), f"{name} runs")
     return handle
@@ -153,7 +153,7 @@ def test_an_enqueue_does_not_wait_for_a_redis_that_hangs(database_url: str, redi
         assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 51
 
 
-def test_who_begins_to_wait_without_redis_hears_of_it_when_it_is_back(
+def test_a_result_awaited_during_an_outage_of_redis_arrives_afterwards(
     database_url: str, redis: EmbeddedRedis, place: Path
 ) -> None:
     with fresh_stack(database_url, redis.url, place, **SETTINGS) as stack:
@@ -202,7 +202,7 @@ def test_connections_that_break_after_a_commit(database_url: str, redis_url: str
         assert scheduler.logged("Postgres cannot be used")
 
 
-def test_an_enqueue_whose_answer_is_lost_says_that_nobody_knows(database_url: str, redis_url: str, place: Path) -> None:
+def test_an_enqueue_with_a_lost_response_raises_uncertain(database_url: str, redis_url: str, place: Path) -> None:
     socket = place / "socket"
     socket.mkdir()
     with (
@@ -217,7 +217,7 @@ def test_an_enqueue_whose_answer_is_lost_says_that_nobody_knows(database_url: st
         assert stack.scalar("SELECT count(*) FROM orchestrator.tasks WHERE id = :id", id=identifier) == 1
 
 
-def test_a_worker_stops_taking_when_nobody_applies_its_reports(
+def test_a_worker_stops_taking_tasks_when_no_leader_applies_its_reports(
     database_url: str, redis: EmbeddedRedis, place: Path
 ) -> None:
     with fresh_stack(database_url, redis.url, place, **SETTINGS) as stack:
@@ -233,11 +233,11 @@ def test_a_worker_stops_taking_when_nobody_applies_its_reports(
         messages = [
             encode([Dispatch(os.urandom(16), 1, task.name, task.payload, "default") for _ in range(LARGEST_BUNDLE - 1)])
             for _ in range(1_100)
-        ]  # 20,900 tasks for a table of 20,000, whose end no message meets exactly
+        ]  # 20,900 tasks for a table of 20,000, whose capacity is no multiple of a message's size
         leader.publish(generation, int(term), {"default": messages})
         eventually(lambda: worker.logged("worker.reports_full"), "it is full", 60)
-        left = stack.redis.xlen(Keys().queue(generation, "default"))
-        assert left > 0
+        remaining = stack.redis.xlen(Keys().queue(generation, "default"))
+        assert remaining > 0
         assert said(worker, "died") == 0
         stack.scheduler()
         assert project.add.enqueue(2, 2).result(60) == 4
@@ -254,7 +254,7 @@ def test_a_worker_drained_in_an_outage_delivers_its_last_reports(
         redis.kill()
         (place / "task-go").touch()
         worker.signal(signal.SIGTERM)
-        breakable.pass_time(6.0)  # longer than the last reports have at least
+        breakable.pass_time(6.0)  # longer than the minimum for last reports
         redis.start()
         assert worker.wait(40) == 0
         stack.worker()

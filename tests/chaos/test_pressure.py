@@ -1,4 +1,4 @@
-"""Full memory, full disks, no connections left: the system slows, says so, keeps everything, and recovers by itself."""
+"""Full memory, full disks, no free connections: the system slows down, reports it, keeps all data, and recovers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.waiting import eventually
 
 REDIS = find_redis()
 UNPROTECTED = {"enable-protected-configs": "yes"} if REDIS and REDIS.version >= (7,) else {}
-"""Lets a test change the folder of a server that runs."""
+"""Settings that let a test change the data folder of a running server."""
 pytestmark = pytest.mark.skipif(REDIS is None, reason="no Redis to break")
 
 
@@ -41,7 +41,7 @@ def place() -> Iterator[Path]:
 # -- Redis
 
 Break = Callable[[EmbeddedRedis, Stack, Path, ExitStack], Callable[[], object]]
-"""Make Redis refuse writes; return what ends it."""
+"""Makes Redis refuse writes; returns the function that repairs it."""
 
 
 def out_of_memory(_: EmbeddedRedis, stack: Stack, __: Path, ___: ExitStack) -> Callable[[], object]:
@@ -58,12 +58,12 @@ def failed_save(_: EmbeddedRedis, stack: Stack, place: Path, __: ExitStack) -> C
     stack.redis.bgsave()
     eventually(lambda: stack.redis.info("persistence")["rdb_last_bgsave_status"] == "err", "the save fails")
 
-    def mend() -> None:
+    def repair() -> None:
         folder.mkdir()
         stack.redis.config_set("dir", str(folder))
         stack.redis.bgsave()
 
-    return mend
+    return repair
 
 
 def full_disk(_: EmbeddedRedis, stack: Stack, place: Path, mounted: ExitStack) -> Callable[[], None]:
@@ -102,14 +102,14 @@ def redis_stack(database_url: str, place: Path, mounted: ExitStack) -> Iterator[
     ("break_it", "kind"),
     [(out_of_memory, "redis full"), (failed_save, "redis refuses writes"), (full_disk, "redis refuses writes")],
 )
-@pytest.mark.long_for("failed_save")  # a full disk is refused by the same error
-def test_redis_takes_no_writes(database_url: str, place: Path, break_it: Break, kind: str) -> None:
+@pytest.mark.long_for("failed_save")  # a full disk gives the same error
+def test_a_redis_that_refuses_writes_delays_tasks_and_loses_none(database_url: str, place: Path, break_it: Break, kind: str) -> None:
     mounted = ExitStack()
     with redis_stack(database_url, place, mounted) as (redis, stack):
         scheduler, worker = stack.scheduler(), stack.worker()
         held = project.held.enqueue(str(place / "started"), str(place / "go"))
         eventually(lambda: lines(place / "started"), "it runs")
-        mend = break_it(redis, stack, place, mounted)
+        repair = break_it(redis, stack, place, mounted)
         began = time.monotonic()
         for number in range(20):
             project.logged.enqueue(str(place / "log"), number)
@@ -117,10 +117,10 @@ def test_redis_takes_no_writes(database_url: str, place: Path, break_it: Break, 
         eventually(lambda: said(scheduler, "Redis cannot be used;") == 1, "the scheduler says so")
         eventually(lambda: said(worker, "Redis cannot be used;") >= 1, "the worker says so")
         assert kind in trouble(stack)
-        (place / "go").touch()  # it ends while nobody can be told
+        (place / "go").touch()  # the task ends while its report cannot be sent
         breakable.pass_time(OUTAGE)
         assert lines(place / "log") == []
-        mend()
+        repair()
         assert held.result(60) > 0
         each_ran_once(stack, place / "log", 20)
         assert len(lines(place / "started")) == 1, "its worker lived all the time"
@@ -139,7 +139,7 @@ def test_redis_full_of_our_own_messages_empties_itself(database_url: str, place:
         worker = stack.worker()
         stack.redis.config_set("maxmemory", stack.redis.info("memory")["used_memory"] + 3_000_000)
         large = "x" * 400_000
-        handles = project.app.enqueue_many(project.who, [(large,)] * 15)  # at once: none is gone before all are there
+        handles = project.app.enqueue_many(project.who, [(large,)] * 15)  # in bulk, so that all exist before the first is done
         eventually(lambda: said(worker, "Redis cannot be used;"), "it was full")
         assert all(handle.result(60)[0] == large for handle in handles)
         assert is_calm(stack, 5)
@@ -157,39 +157,39 @@ def test_postgres_has_no_connections_left(redis_url: str, place: Path) -> None:
         for number in range(20):
             project.logged.options(delay=0.5).enqueue(str(place / "log"), number)
         project.app.close()
-        greedy: list[psycopg2.extensions.connection] = []
-        while _try_to_connect(url, greedy):
+        taken_connections: list[psycopg2.extensions.connection] = []
+        while _try_to_connect(url, taken_connections):
             pass
         with pytest.raises(Unavailable, match=r"too many clients already. Close some .* max_connections"):
             project.logged.enqueue(str(place / "log"), 99)
         done = breakable.command(stack, "status")
         assert (done.returncode, "Traceback" in done.stderr) == (1, False)
         assert "too many clients already" in done.stderr
-        for connection in greedy[:2]:  # the scheduler's own, and all at once taken by the greedy
+        for connection in taken_connections[:2]:  # the scheduler's connection; the test takes all slots at once
             _terminate_scheduler(connection)
-        while _try_to_connect(url, greedy):
+        while _try_to_connect(url, taken_connections):
             pass
         eventually(lambda: said(scheduler, "Postgres cannot be used;") >= 1, "the scheduler says so")
         breakable.pass_time(SETTINGS["lease"])
-        for connection in greedy[6:]:
+        for connection in taken_connections[6:]:
             connection.close()
         each_ran_once(stack, place / "log", 20)
         eventually(lambda: said(scheduler, "Postgres can be used again") >= 1, "it is over")
         assert is_calm(stack, 2), "between the two strokes, it may have been quicker than the greedy"
-        while len([c for c in greedy if not c.closed]) < 20 and _try_to_connect(url, greedy):
+        while len([c for c in taken_connections if not c.closed]) < 20 and _try_to_connect(url, taken_connections):
             if stack.scalar("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'") >= 18:
                 break
         assert "connections run out" in trouble(stack)
-        for connection in greedy:
+        for connection in taken_connections:
             connection.close()
 
 
-def _try_to_connect(url: str, greedy: list[psycopg2.extensions.connection]) -> bool:
+def _try_to_connect(url: str, taken_connections: list[psycopg2.extensions.connection]) -> bool:
     try:
-        greedy.append(psycopg2.connect(url))
+        taken_connections.append(psycopg2.connect(url))
     except psycopg2.OperationalError:
         return False
-    greedy[-1].autocommit = True
+    taken_connections[-1].autocommit = True
     return True
 
 
@@ -200,7 +200,7 @@ def _terminate_scheduler(connection: psycopg2.extensions.connection) -> None:
         )
 
 
-def test_the_pool_is_exhausted(database_url: str, redis_url: str, place: Path) -> None:
+def test_an_exhausted_connection_pool_raises_unavailable(database_url: str, redis_url: str, place: Path) -> None:
     with fresh_stack(database_url, redis_url, place) as stack:
         app = Orchestrator(stack.settings)
         engine = backend_of(app).connections._links().engine
@@ -265,7 +265,7 @@ def test_the_disk_of_postgres_is_full(redis_url: str, place: Path) -> None:
         assert is_calm(stack, 1)
 
 
-def test_a_transaction_that_others_keep_open_holds_nobody_up_and_is_named(
+def test_a_long_foreign_transaction_delays_no_task_and_is_reported(
     database_url: str, redis_url: str, place: Path
 ) -> None:
     with fresh_stack(database_url, redis_url, place, **SETTINGS) as stack:

@@ -1,4 +1,4 @@
-"""Postgres is put back to where it was a while ago, under processes that go on and a Redis that remembers more."""
+"""Postgres is restored to an earlier state, while processes go on and Redis has newer data."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.chaos.breakable import SETTINGS, folder, lines, postgres
 from tests.waiting import eventually
 
 
-def keep(server: EmbeddedPostgres, copy: Path) -> None:
-    """Copy the files of a server, which is stopped for it."""
+def back_up(server: EmbeddedPostgres, copy: Path) -> None:
+    """Copy the files of a server, which is stopped meanwhile."""
     server.stop()
     shutil.copytree(server.data, copy)
     server.start()
 
 
-def put_back(server: EmbeddedPostgres, copy: Path) -> None:
-    """Let a server die, and come back with the files that were kept."""
+def restore(server: EmbeddedPostgres, copy: Path) -> None:
+    """Kill a server, and restart it with the files of the copy."""
     server.stop("immediate")
     owner = server.data.stat()
     shutil.rmtree(server.data)
@@ -35,8 +35,8 @@ def generation(stack: Stack) -> str:
     return str(stack.scalar("SELECT generation FROM orchestrator.cursors"))
 
 
-def test_what_tasks_enqueue_while_commits_are_lost_is_not_lost(redis_url: str) -> None:
-    """A change of leader is lost with them, so that its term is issued again."""
+def test_tasks_enqueued_around_a_restore_are_not_lost(redis_url: str) -> None:
+    """A change of the leader is lost too, so that its term is issued again."""
     with (
         folder() as place,
         postgres(place / "postgres") as (server, url),
@@ -48,7 +48,7 @@ def test_what_tasks_enqueue_while_commits_are_lost_is_not_lost(redis_url: str) -
         handle = project.parent_when.enqueue(started, go, log, 5)
         eventually(lambda: Path(started).exists(), "the parent runs")
         eventually(lambda: handle.status() == "running", "and is known to")
-        keep(server, place / "copy")
+        back_up(server, place / "copy")
         first.kill()
         stack.redis.flushall()
         second = stack.scheduler()
@@ -58,7 +58,7 @@ def test_what_tasks_enqueue_while_commits_are_lost_is_not_lost(redis_url: str) -
         Path(go).touch()
         events = Keys().events(forgotten)
         eventually(lambda: stack.redis.xlen(events) >= 1, "what it enqueues stands in the stream")
-        put_back(server, place / "copy")
+        restore(server, place / "copy")
         third = stack.scheduler()
         assert len(handle.result(timeout=60)) == 5
         eventually(lambda: sorted(lines(Path(log))) == list("01234"), "all that it enqueued runs")

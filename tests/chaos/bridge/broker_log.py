@@ -1,7 +1,7 @@
-"""Who had a message last, and how often Celery sent it, read from the append-only file of Celery's Redis.
+"""Finds lost and resent messages in the append-only file of Celery's Redis.
 
-Celery's workers take messages with BRPOP and note them as reserved in a second command. If a worker or Redis is killed
-between the two, Celery loses the message. In the file, that is an RPOP outside of a script, and no HSET after it.
+Celery's workers pop messages with BRPOP, and record them as reserved in a second command. If a worker or Redis is
+killed in between, Celery loses the message. In the file, this is an RPOP outside of a script without a later HSET.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ID = re.compile(rb'\\?"id\\?": \\?"([0-9a-f-]+)')
 
 
 def read_log(folder: Path) -> tuple[set[str], Counter[str]]:
-    """Return the tasks whose messages a worker of Celery took and did not reserve, and how often Celery sent each."""
+    """Return the ids of messages that Celery popped without reserving, and how often Celery sent each id."""
     sent: Counter[str] = Counter()
     lists: defaultdict[bytes, list[bytes]] = defaultdict(list)
     lost: set[str] = set()
@@ -48,13 +48,13 @@ def _ids(message: bytes) -> set[str]:
 
 
 def _commands(folder: Path) -> Iterator[list[bytes]]:
-    """Yield what was written to the first database, where the messages are."""
+    """Yield the commands on database 0, which contains the messages."""
     database = b"0"
     for path in sorted(folder.glob("appendonlydir/*.incr.aof")):
         with path.open("rb") as file:
             while head := file.readline():
                 if not head.startswith(b"*"):
-                    continue  # a time
+                    continue  # a timestamp
                 words = []
                 for _ in range(int(head[1:])):
                     words.append(file.read(int(file.readline()[1:])))
