@@ -23,7 +23,9 @@ def require_celery() -> None:
         FOLDER.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=FOLDER.parent) as folder:
             arguments = ["install", "-q", "--no-deps", "--target", f"{folder}/packages", *_PACKAGES.split()]
-            result = subprocess.run([sys.executable, "-m", "pip", *arguments], capture_output=True, text=True, check=False)
+            result = subprocess.run(
+                [sys.executable, "-m", "pip", *arguments], capture_output=True, text=True, check=False
+            )
             if result.returncode:
                 pytest.skip(f"Celery cannot be installed: {result.stderr[-300:]}", allow_module_level=True)
             if not FOLDER.exists():

@@ -83,7 +83,9 @@ def services() -> Iterator[EmbeddedServices]:
             cursor.execute("ALTER SYSTEM SET full_page_writes = off")
             cursor.execute("SELECT pg_reload_conf()")
         yield running
-        running.postgres.stop("immediate")  # skip the shutdown checkpoint: hundreds of databases need not reach the disk
+        running.postgres.stop(
+            "immediate"
+        )  # skip the shutdown checkpoint: hundreds of databases need not reach the disk
     shutil.rmtree(folder, ignore_errors=True)
 
 

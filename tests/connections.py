@@ -78,7 +78,7 @@ class KeptConnections:
         return None
 
     def _keep(self, idle: connection) -> bool:
-        """Keep a connection if it is idle and to a test database. Discard its session state. Return whether it is kept."""
+        """Keep an idle connection to a test database, without its session state. Return whether it is kept."""
         key = self._keys.pop(idle, None)
         if not self.is_on or key is None or idle.closed or len(self._idle) >= _MAX_IDLE:
             return False

@@ -14,7 +14,6 @@ from tests.waiting import eventually
 
 
 class Event(NamedTuple):
-
     kind: str
     data: Any
     id: str

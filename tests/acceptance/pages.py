@@ -179,8 +179,12 @@ def install() -> None:
 
     The orchestrator is installed editable, to avoid a build for every change; test_wheel.py builds the package.
     """
-    install_commands = [command.line for page in PAGES for command in commands(page) if command.line.startswith("pip install ")]
-    stamp = hashlib.sha256("\n".join([sys.version, (REPOSITORY / "pyproject.toml").read_text(), *install_commands]).encode())
+    install_commands = [
+        command.line for page in PAGES for command in commands(page) if command.line.startswith("pip install ")
+    ]
+    stamp = hashlib.sha256(
+        "\n".join([sys.version, (REPOSITORY / "pyproject.toml").read_text(), *install_commands]).encode()
+    )
     stamp_file = ENVIRONMENT / stamp.hexdigest()
     if stamp_file.exists():
         return

@@ -156,7 +156,7 @@ class Stack:
         return self.sql(statement, **parameters)[0][0]
 
     def close(self) -> None:
-        """Kill all processes. The next stack begins with empty tables and Redis, so that a graceful end is not needed."""
+        """Kill all processes. The next stack begins with empty tables and Redis, so no graceful end is needed."""
         for process in self.processes:
             if process.is_running():
                 process.kill()

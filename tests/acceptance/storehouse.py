@@ -38,7 +38,9 @@ def objects(stack: Stack) -> list[Path]:
 
 def collect(stack: Stack, **settings: Any) -> None:
     """Run one payload collection as the leader does, without a grace period."""
-    collection = PayloadCollection(stack.engine, replace(stack.settings, payload_grace=1e-9, **settings), threading.Event())
+    collection = PayloadCollection(
+        stack.engine, replace(stack.settings, payload_grace=1e-9, **settings), threading.Event()
+    )
     with stack.engine.connect() as connection:
         for _ in collection.steps(connection):
             pass

@@ -85,7 +85,9 @@ def test_order(example: Path) -> None:
             "['pen is on its way', 'desk is on its way']",
             "not sold for 45650",
         ]
-        assert "▶ ask" in run_command(example, "orchestrator", "flows", "show", "order").replace("└─ ask ─▶ ask", "▶ ask")
+        assert "▶ ask" in run_command(example, "orchestrator", "flows", "show", "order").replace(
+            "└─ ask ─▶ ask", "▶ ask"
+        )
         runs = json.loads(run_command(example, "orchestrator", "flows", "runs", "order", "--json"))
         assert [row["status"] for row in runs["runs"]] == ["success"] * 3
 

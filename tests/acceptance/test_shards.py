@@ -116,7 +116,7 @@ def test_tasks_complete_in_transactions_of_their_shard(running: Stack, isolation
 
 def test_programs_reach_all_shards_over_http(sharded: Stack) -> None:
     start(sharded)
-    take("http", sharded, project.app)
+    use_route("http", sharded, project.app)
     handles = [project.add.enqueue(number, 1) for number in range(12)]
     assert [handle.result(timeout=60) for handle in handles] == list(range(1, 13))
     assert min(per_shard(sharded, "ended_tasks")) > 0

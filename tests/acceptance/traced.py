@@ -59,7 +59,7 @@ async def flow(ctx: WorkflowContext, word: str) -> str:
 
 @app.task
 def passes_on() -> list[str | None]:
-    """Return the current trace, and the loaded modules of exporters (redis-py loads other OpenTelemetry modules itself)."""
+    """Return the trace, and the loaded exporter modules (redis-py itself loads other OpenTelemetry modules)."""
     loaded = [name for name in sys.modules if name.startswith(("opentelemetry.exporter", "orchestrator.tracing.spans"))]
     tells.options(on_success=True).enqueue()
     return [current_trace(), *loaded]

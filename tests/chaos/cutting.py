@@ -17,7 +17,7 @@ _NAME = ".s.PGSQL.5432"
 
 
 class Cutting:
-    """Forwards data in both directions. When armed, it drops the response to the next matching statement, and disconnects."""
+    """Forwards data both ways. When armed, drops the response to the next matching statement and disconnects."""
 
     def __init__(self, database_url: str, folder: Path) -> None:
         parts = urlsplit(database_url)

@@ -90,9 +90,7 @@ def test_processes_wait_for_the_servers(stack: Stack, servers: tuple[EmbeddedPos
     assert scheduler.stop() == worker.stop() == api.stop() == 0
 
 
-def test_wrong_settings_fail_at_once(
-    stack: Stack, servers: tuple[EmbeddedPostgres, EmbeddedRedis, str]
-) -> None:
+def test_wrong_settings_fail_at_once(stack: Stack, servers: tuple[EmbeddedPostgres, EmbeddedRedis, str]) -> None:
     server, redis, url = servers
     with stack.engine.connect() as connection:
         connection.execute(text("CREATE ROLE alice LOGIN SUPERUSER PASSWORD 'right'"))

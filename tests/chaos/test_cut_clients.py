@@ -19,7 +19,9 @@ def cutting(database_url: str) -> Iterator[Cutting]:
         yield cutting
 
 
-def test_waiting_for_a_code_workflow_survives_a_broken_connection(cutting: Cutting, redis_url: str, tmp_path: Path) -> None:
+def test_waiting_for_a_code_workflow_survives_a_broken_connection(
+    cutting: Cutting, redis_url: str, tmp_path: Path
+) -> None:
     with fresh_stack(cutting.url, redis_url, tmp_path):
         handle = project.steps.start(1)
         cutting.arm(b"r.stuck")

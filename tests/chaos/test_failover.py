@@ -107,7 +107,7 @@ def gap_after(stack: Stack, load: Load, how: str) -> float:
 
 
 def gaps_after(stack: Stack, load: Load, how: str, required: int, limit: float) -> list[float]:
-    """Repeat until `wanted` gaps were below the limit, at most three times as often, because the machine may be busy."""
+    """Repeat until enough gaps were below the limit, at most three times as often: the machine may be busy."""
     gaps: list[float] = []
     while sum(gap < limit for gap in gaps) < required and len(gaps) < 3 * required:
         gaps.append(gap_after(stack, load, how))

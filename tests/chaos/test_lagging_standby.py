@@ -74,7 +74,9 @@ def test_children_of_tasks_survive_a_failover_that_lost_their_rows(redis_url: st
                 for _, _, end in files:
                     Path(end).touch()
                 for parent in parents:
-                    children = project.app.handle(parent.id).result(timeout=60)  # the first parent's result was lost and restored
+                    children = project.app.handle(parent.id).result(
+                        timeout=60
+                    )  # the first parent's result was lost and restored
                     assert len(children) == CHILDREN
                     for child in children:
                         project.app.handle(child).result(timeout=60)

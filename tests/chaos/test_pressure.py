@@ -103,7 +103,9 @@ def redis_stack(database_url: str, place: Path, mounted: ExitStack) -> Iterator[
     [(out_of_memory, "redis full"), (failed_save, "redis refuses writes"), (full_disk, "redis refuses writes")],
 )
 @pytest.mark.long_for("failed_save")  # a full disk gives the same error
-def test_a_redis_that_refuses_writes_delays_tasks_and_loses_none(database_url: str, place: Path, break_it: Break, kind: str) -> None:
+def test_a_redis_that_refuses_writes_delays_tasks_and_loses_none(
+    database_url: str, place: Path, break_it: Break, kind: str
+) -> None:
     mounted = ExitStack()
     with redis_stack(database_url, place, mounted) as (redis, stack):
         scheduler, worker = stack.scheduler(), stack.worker()
@@ -139,7 +141,9 @@ def test_redis_full_of_our_own_messages_empties_itself(database_url: str, place:
         worker = stack.worker()
         stack.redis.config_set("maxmemory", stack.redis.info("memory")["used_memory"] + 3_000_000)
         large = "x" * 400_000
-        handles = project.app.enqueue_many(project.who, [(large,)] * 15)  # in bulk, so that all exist before the first is done
+        handles = project.app.enqueue_many(
+            project.who, [(large,)] * 15
+        )  # in bulk, so that all exist before the first is done
         eventually(lambda: said(worker, "Redis cannot be used;"), "it was full")
         assert all(handle.result(60)[0] == large for handle in handles)
         assert is_calm(stack, 5)

@@ -135,9 +135,7 @@ def test_sharded_seeds_that_once_failed_pass(simulated: SimulatedDatabase, seed:
 @pytest.mark.parametrize("plan_of", [plan_for, sharded_plan_for])
 @pytest.mark.parametrize("seed", [3, 11, 71, 153])
 @pytest.mark.long_for("3", "11", "153")
-def test_a_seed_is_deterministic(
-    simulated: SimulatedDatabase, seed: int, plan_of: Callable[[int], Plan]
-) -> None:
+def test_a_seed_is_deterministic(simulated: SimulatedDatabase, seed: int, plan_of: Callable[[int], Plan]) -> None:
     assert simulate(simulated, plan_of(seed)) == simulate(simulated, plan_of(seed))
 
 

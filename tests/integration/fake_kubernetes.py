@@ -53,7 +53,9 @@ def check_model(kind: str, value: Any, place: str = "") -> None:
         wanted: Any = {"str": str, "int": int, "bool": bool, "float": (int, float)}[kind]
         if not isinstance(value, wanted) or (kind == "int" and isinstance(value, bool)):
             raise Refused(400, f"{place}: expected {kind}, found {value!r}")
-    elif (model := getattr(import_module("kubernetes.client.models"), kind, None)) is not None:  # the import takes a second
+    elif (
+        model := getattr(import_module("kubernetes.client.models"), kind, None)
+    ) is not None:  # the import takes a second
         names = {json_name: name for name, json_name in model.attribute_map.items()}
         for name, item in value.items():
             if name not in names:

@@ -37,7 +37,9 @@ class _Job:
         code = self.process.poll()
         status = "RUNNING" if code is None else "STOPPED" if self.is_stopped else "FAILED" if code else "SUCCEEDED"
         message = f"Job entrypoint command failed with exit code {code}" if status == "FAILED" else status.lower()
-        submission = {name: self.submission[name] for name in ("submission_id", "entrypoint", "metadata", "runtime_env")}
+        submission = {
+            name: self.submission[name] for name in ("submission_id", "entrypoint", "metadata", "runtime_env")
+        }
         error = {"error_type": "JOB_ENTRYPOINT_COMMAND_ERROR"} if status == "FAILED" else {}
         return {**submission, "type": "SUBMISSION", "status": status, "message": message, **error}
 

@@ -66,8 +66,8 @@ class Leader:
     connection: Connection
     in_flight: list[tuple[bytes, int]]
     is_misled: bool = False
-    """Whether Postgres before 18 made the plans when it had vacuumed empty tables: all indexes of an empty table cost the
-    same, until the first ANALYZE."""
+    """Whether Postgres before 18 made the plans after it had vacuumed empty tables: all indexes of an empty table cost
+    the same, until the first ANALYZE."""
 
     def plan(self, call: Callable[[Connection], object]) -> dict[str, Any]:
         """Run a store function, then EXPLAIN ANALYZE its first statement; roll both back and return the plan."""

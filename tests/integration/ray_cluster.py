@@ -117,7 +117,14 @@ def _main(folder: Path) -> None:
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SET_INTERFACE_UP[0], struct.pack("16sh", b"lo", _SET_INTERFACE_UP[1]))
-    arguments = ["start", "--head", "--block", "--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", "--num-cpus=4"]
+    arguments = [
+        "start",
+        "--head",
+        "--block",
+        "--node-ip-address=127.0.0.1",
+        "--dashboard-host=127.0.0.1",
+        "--num-cpus=4",
+    ]
     arguments += [f"--dashboard-port={_PORT}", f"--temp-dir={folder / 'ray'}", "--object-store-memory=80000000"]
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "api"))

@@ -265,7 +265,9 @@ class System:
 
     def settle(self) -> None:
         """Let time pass until the grace period of a new leader is over."""
-        self.tick_until(lambda: not self.scheduler.term.fleet.in_grace, after=TTL / 2)  # the leader counts at most this much for one tick
+        self.tick_until(
+            lambda: not self.scheduler.term.fleet.in_grace, after=TTL / 2
+        )  # the leader counts at most this much for one tick
 
     # -- workers
 
@@ -303,9 +305,7 @@ class System:
         """Return a task's row from `tasks` or `ended_tasks`."""
         identifier = UUID(bytes=handle) if isinstance(handle, bytes) else getattr(handle, "id", handle)
         for table in ("tasks", "ended_tasks"):
-            for row in self.sql(
-                f"SELECT * FROM orchestrator.{table} WHERE id = CAST(:id AS uuid)", id=str(identifier)
-            ):
+            for row in self.sql(f"SELECT * FROM orchestrator.{table} WHERE id = CAST(:id AS uuid)", id=str(identifier)):
                 return dict(row)
         raise AssertionError(f"{identifier} is nowhere")
 

@@ -34,8 +34,8 @@ class Client:
     def prepare(self) -> dict[str, str]:
         """Get ready to enqueue; return the versions.
 
-        Imported objects are excluded from garbage collection: a full collection of them takes 40 to 60 ms, and would stop the
-        client at an arbitrary moment of a pass.
+        Imported objects are excluded from garbage collection: a full collection takes 40 to 60 ms, and would stop
+        the client at an arbitrary moment of a pass.
         """
         self._queue.prepare()
         gc.collect()
@@ -61,9 +61,8 @@ class Client:
     def compose(self, kind: str, count: int, times: int, patience: float) -> float | None:
         """Return the median duration in seconds of a composition of so many tasks, without the first, which warms up.
 
-        Slow compositions run less often: none starts after `patience` seconds in total. Return None if the queue has no such
-        composition.
-        """
+        Slow compositions run less often: none starts after `patience` seconds in total. Return None if the queue has
+        no such composition.
         """
         run = getattr(self._queue, f"run_{kind}", None)
         if run is None:

@@ -14,7 +14,7 @@ from tests.benchmarks.peers.contestants import OURS
 
 
 def idle_cpu(services: Services, seconds: float) -> dict[str, float]:
-    """Return each process's CPU usage over so many idle seconds, in percent of a core; `together` is our own processes."""
+    """Return each process's CPU usage over so many idle seconds, in percent of a core; `together` is our processes."""
     with running(*services.fresh()) as programs:
         client = RemoteClient(programs, OURS)
         client.ask("prepare")

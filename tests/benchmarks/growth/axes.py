@@ -15,7 +15,7 @@ from orchestrator.domain.schedules.schedule import Schedule
 from orchestrator.store.dag import workflows
 from orchestrator.store.schedules import definitions as schedules
 from tests.benchmarks.growth.fleet import queue_names
-from tests.benchmarks.growth.stand import PATIENCE, Stand
+from tests.benchmarks.growth.stand import TIMEOUT, Stand
 from tests.benchmarks.growth.tasks import app, keyed, noop, sized, stepping
 from tests.benchmarks.peers.queue import effects
 
@@ -165,7 +165,7 @@ def _runs(stand: Stand, size: int) -> Point:
     with stand.measured() as found:
         handles = [app.start_many(noop, [()] * size) for _ in range(runs)]
         for handle in handles:
-            handle.wait_ended(PATIENCE)
+            handle.wait_ended(TIMEOUT)
     return found, runs * size
 
 
@@ -178,7 +178,7 @@ def _histories(stand: Stand, size: int) -> Point:
     stand.wait(lambda: effects() - before == 1)
     with stand.measured() as found:
         handle.signal("go", 1)
-        handle.result(PATIENCE)
+        handle.result(TIMEOUT)
     return found, 100
 
 
@@ -207,7 +207,7 @@ def _definitions(stand: Stand, size: int) -> Point:
     runs = max(1, 300 // size)
     with stand.measured() as found:
         for _ in range(runs):
-            app.workflows[f"of-{size}"].start().wait_ended(PATIENCE)
+            app.workflows[f"of-{size}"].start().wait_ended(TIMEOUT)
     return found, runs * size
 
 
@@ -230,7 +230,9 @@ AXES = {
     "delayed": Axis("tasks delayed", "task", _ten_to(3, 6), _next_to(partial(_fill_queues, delay=90 * 86_400.0))),
     "finished": Axis("tasks finished", "task", [1, *_ten_to(4, 6), 5_000_000], _next_to(_fill_finished)),
     "keys": Axis("keys with a limit", "task", _ten_to(0, 5), _keys),
-    "unserved": Axis("queues without a worker", "task", _ten_to(0, 5), _next_to(partial(_fill_queues, queue="away-{}"))),
+    "unserved": Axis(
+        "queues without a worker", "task", _ten_to(0, 5), _next_to(partial(_fill_queues, queue="away-{}"))
+    ),
     "queues": Axis("queues with a worker", "task", _ten_to(0, 5), _queues),
     "workers": Axis("worker processes", "task", [1, 10, 100, 500, 2_000], _workers),
     "schedules": Axis("schedules, none due", "task", _ten_to(0, 5), _next_to(_fill_schedules)),

@@ -42,7 +42,9 @@ class Fleet:
             self._generation = self._streams.generation() or ""
             await asyncio.sleep(0.05)
         pipeline = self._redis.pipeline(transaction=False)
-        all_queues = {queue for queues in self._workers.values() for queue in queues} | {*map(private_queue, self._workers)}
+        all_queues = {queue for queues in self._workers.values() for queue in queues} | {
+            *map(private_queue, self._workers)
+        }
         for queue in all_queues:
             pipeline.xgroup_create(self._keys.queue(self._generation, queue), GROUP, id="0", mkstream=True)
         pipeline.execute(raise_on_error=False)

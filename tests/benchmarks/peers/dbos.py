@@ -1,4 +1,4 @@
-"""DBOS: a task is a workflow in a queue. Worker and client poll Postgres: every 5 ms and every millisecond here."""
+"""DBOS: each task is a workflow in a queue. Worker and client poll Postgres: every 5 ms and every millisecond here."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fibonacci(number: int) -> int:
 
 @DBOS.workflow(name="fibonaccis")
 def fibonaccis(count: int) -> int:
-    """Compute fibonacci(10) time and again."""
+    """Compute fibonacci(10) repeatedly."""
     return [fibonacci(10) for _ in range(count)][-1]
 
 

@@ -1,4 +1,4 @@
-"""Procrastinate on psycopg. It keeps no results and cannot wait for a task: a client polls for its status."""
+"""Procrastinate on psycopg. It stores no results and cannot wait for a task: clients poll its status."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def noop() -> int:
 
 
 class ProcrastinateQueue(AsyncQueue):
-    """Two processes, 5 tasks at once in each."""
+    """Two processes with 5 concurrent tasks each."""
 
     packages = ("procrastinate", "psycopg", "uvloop")
 

@@ -78,7 +78,7 @@ class Verdict:
     """Tasks with the result of another run."""
     lost: list[str] = field(default_factory=list)
     lost_by_celery: list[str] = field(default_factory=list)
-    """Tasks that Celery lost: its worker popped the message, but was killed, or Redis was, before it reserved the message."""
+    """Tasks that Celery lost: its worker had popped the message, and it or Redis was killed before the reservation."""
     failed_by_celery: list[str] = field(default_factory=list)
     """Tasks that Celery failed with a connection error, because its Redis was killed during the run."""
     doubled: list[str] = field(default_factory=list)
@@ -230,7 +230,7 @@ class Arena:
             self.start(name)
 
     def give_back(self, roll: random.Random) -> int:
-        """Roll back to Celery with `--back`, sometimes interrupted by a kill, then resume. Return all returned messages.
+        """Roll back to Celery with `--back`, sometimes with a kill in between; resume. Return the number of messages.
 
         Our worker is stopped first, so that some messages have not started.
         """

@@ -115,7 +115,9 @@ def _run(copy: Copy, finder: Finder) -> Verdict:
     if code == 0:
         return Verdict("passes", seconds, last[:_MAX_LINE])
     if said is None:
-        return Verdict("fails otherwise", seconds, f"exit code {code}, and nobody said {finder.says!r}: {last}"[:_MAX_LINE])
+        return Verdict(
+            "fails otherwise", seconds, f"exit code {code}, and nobody said {finder.says!r}: {last}"[:_MAX_LINE]
+        )
     return Verdict("found", seconds, said[:_MAX_LINE])
 
 

@@ -33,7 +33,9 @@ class Copy:
     def _check(self) -> None:
         """Check that Python imports the product from the copy."""
         command = [sys.executable, "-c", "import orchestrator, orchestrator.workers as w; print(w.__file__)"]
-        found = subprocess.run(command, cwd="/", env=self.environment, check=True, capture_output=True, text=True).stdout
+        found = subprocess.run(
+            command, cwd="/", env=self.environment, check=True, capture_output=True, text=True
+        ).stdout
         if not Path(found.strip()).resolve().is_relative_to(self.folder.resolve()):
             raise RuntimeError(f"What runs in the copy {self.folder} would import {found.strip()}.")
 

@@ -51,8 +51,7 @@ CAREFUL_TICKS = (
         "            tx.result = outer\n            belongs_to_part = ",
         (
             tests(
-                "tests/chaos/test_simulator.py"
-                "::test_poison_harms_no_other_run_of_the_same_tick",
+                "tests/chaos/test_simulator.py::test_poison_harms_no_other_run_of_the_same_tick",
                 "not at rest",
             ),
         ),
@@ -70,8 +69,7 @@ CAREFUL_TICKS = (
                 "^E ",
             ),
             tests(
-                "tests/chaos/test_simulator.py"
-                "::test_poison_harms_no_other_run_of_the_same_tick",
+                "tests/chaos/test_simulator.py::test_poison_harms_no_other_run_of_the_same_tick",
                 "not at rest",
             ),
         ),

@@ -68,7 +68,7 @@ WIDE = Definition(
         Step(name="end", task="job", depends_on=tuple(f"below {n}" for n in range(12)), trigger="all_ended"),
     ),
 )
-"""Has more steps than fit into one tick with a small batch: planned over several ticks, at the start and below `source`."""
+"""Has more steps than fit into one tick with a small batch, at the start and below `source`."""
 SCARCE = Definition(
     name="scarce",
     concurrency=Concurrency(limit=2),
@@ -98,7 +98,9 @@ class Clients:
         """Number of shards in the clients' settings."""
         self._width, self._recheck_at, self._used = world.plan.shards, 0.0, {0}
         with world.database.engine_of(0).begin() as connection:
-            self._versions = {definition.name: workflows.apply(connection, definition).version for definition in (DAG, WIDE, SCARCE)}
+            self._versions = {
+                definition.name: workflows.apply(connection, definition).version for definition in (DAG, WIDE, SCARCE)
+            }
 
     def act(self, action: Action) -> None:
         """Perform an action, and nudge the leader."""

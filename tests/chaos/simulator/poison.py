@@ -65,7 +65,11 @@ class Poisons:
     def strike(self, operation: str, ids: Iterable[bytes]) -> None:
         """Raise an error if one of these runs is poisoned for the operation."""
         started = self._world.clients.runs
-        forms = {started[n]: form for n, poisoned_operation, form in self._active if poisoned_operation == operation and n < len(started)}
+        forms = {
+            started[n]: form
+            for n, poisoned_operation, form in self._active
+            if poisoned_operation == operation and n < len(started)
+        }
         for run in ids if forms else ():
             if run in forms:
                 self.met.add(run)

@@ -174,7 +174,7 @@ class SimulatedDatabase:
             self._set_clock = b"SELECT setval('simulated.clock', %d);" % round(seconds * 1e6)
 
     def _keep_time(self, connection: Any, record: Any) -> None:
-        """Send a pending change of the clock with the next statement of a connection; count the connection's statements."""
+        """Prepend a pending change of the clock to a connection's next statement; count the connection's statements."""
         database, info = self, record.info
         info["sent"] = 0
 
@@ -182,7 +182,10 @@ class SimulatedDatabase:
             def execute(self, query: Any, parameters: Any = None) -> None:
                 info["sent"] = info.get("sent", 0) + 1
                 clock_statement = database._set_clock
-                if clock_statement is None or self.connection.info.transaction_status == extensions.TRANSACTION_STATUS_INERROR:
+                if (
+                    clock_statement is None
+                    or self.connection.info.transaction_status == extensions.TRANSACTION_STATUS_INERROR
+                ):
                     super().execute(query, parameters)
                 else:
                     text = self.mogrify(query, parameters)

@@ -232,7 +232,7 @@ class WorkerMachine:
         self.heard_at = self._world.now
 
     def forgive(self) -> None:
-        """Mark all attempts as unheard: their heartbeats were missing, so the leader may have given them to other workers."""
+        """Mark all attempts as unheard: heartbeats were missing, so the leader may have given them to other workers."""
         for run in self.child.runs:
             run.execution.heard = False
         for execution in self._world.executions:

@@ -164,7 +164,7 @@ class World:
             self.run_until(self.now + 0.5)
 
     def run_until(self, end: float) -> None:
-        """Let the actors take their turns until a time. Calls nest while a scheduler is paused in the middle of a turn."""
+        """Let the actors take turns until a time. Calls nest while a scheduler is paused in the middle of its turn."""
         while self._turns and self._turns[0][0] <= end and not self.was_stopped:
             at, number, actor = heapq.heappop(self._turns)
             self._move_to(max(at, self.now))
@@ -271,7 +271,7 @@ class World:
         self._call_faults.clear()
 
     def _is_quiet_but_for_poison(self) -> bool:
-        """Return whether everything has ended except poisoned runs, and each of these is stuck or waits for a stuck run."""
+        """Return whether all has ended except poisoned runs, and each of these is stuck or waits for a stuck run."""
         (row,) = self.database.sql(
             "SELECT NOT EXISTS (SELECT FROM orchestrator.tasks)"
             " AND NOT EXISTS (SELECT FROM orchestrator.inbox) AS quiet"
@@ -328,7 +328,7 @@ class World:
         return any((RequestKind.RETRY_RUN, row["run_id"].bytes) in self.clients.requested for row in rows)
 
     def note_execution(self, execution: Execution) -> None:
-        """Record the start of an execution; no other worker that is alive and heard may run the task or have finished it."""
+        """Record an execution's start; no other worker that is alive and heard may run the task or have finished it."""
         living = {worker.child.id for worker in self.workers if not worker.is_silent}
         for other in self.executions:
             if other.task != execution.task or not other.heard or other.worker not in living or not execution.heard:

@@ -1,4 +1,4 @@
-"""The application of a soak test: tasks of every kind, whose failures cannot be confused with failures of the system."""
+"""The application of a soak test: tasks of every kind, whose failures differ clearly from those of the system."""
 
 from __future__ import annotations
 

@@ -132,9 +132,15 @@ async def _step(ctx: WorkflowContext, step: Step, played: Played) -> None:
             case "state":
                 ctx.set("key", arguments[0])
             case "child":
-                diary.append(str(await child.options(on_cancel=arguments[1], detached=arguments[2]).schedule(arguments[0])))
+                diary.append(
+                    str(await child.options(on_cancel=arguments[1], detached=arguments[2]).schedule(arguments[0]))
+                )
             case "start":
-                options: dict[str, Any] = {"on_cancel": arguments[1], "close_policy": arguments[2], "timeout": arguments[3]}
+                options: dict[str, Any] = {
+                    "on_cancel": arguments[1],
+                    "close_policy": arguments[2],
+                    "timeout": arguments[3],
+                }
                 played.children.append(child.options(**options).schedule(arguments[0]))
             case "drop":
                 while played.children:
@@ -188,7 +194,9 @@ async def _step(ctx: WorkflowContext, step: Step, played: Played) -> None:
                 else:
                     diary.append(f"ended: {await other.aresult(timeout=arguments[1] or None)}")
             case "as completed":
-                for next_one in asyncio.as_completed([branch(steps, f"raced {n}") for n, steps in enumerate(arguments[0])]):
+                for next_one in asyncio.as_completed(
+                    [branch(steps, f"raced {n}") for n, steps in enumerate(arguments[0])]
+                ):
                     diary.append(str(await next_one))
             case "wait for":
                 diary.append(str(await asyncio.wait_for(branch(arguments[1], "waited for"), arguments[0])))
@@ -326,12 +334,14 @@ class World:
 
 
 def refused_at(mark: Event) -> int:
-    """Return the number of the fact at which the code ended, if the mark refuses the end because of newer facts; else 0."""
+    """Return the number of the fact at which the code ended if the mark refuses the end, due to newer facts; else 0."""
     return mark.what.ended if isinstance(mark.what, history.ActivationApplied) else 0
 
 
 def _is_leaders(event: Event) -> bool:
     """Return whether the leader itself appended an event while it applied a batch."""
-    answered = history.PromiseSettled  # a result of a promise that the code gave up goes to the next promise of that name
+    answered = (
+        history.PromiseSettled
+    )  # a result of a promise that the code gave up goes to the next promise of that name
     sent = history.SignalReceived | history.RunCancelRequested  # sent to the run itself
     return isinstance(event.what, history.TaskCancelled | history.ChildFailed | sent | answered)

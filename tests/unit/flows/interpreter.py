@@ -149,7 +149,8 @@ class Interpreter:
         else:
             execs = [*node.parallel_execs] or [Exec(service=name) for name in node.parallel_services]
             calls = [
-                (entry, self._input(entry.prep, params, shared, outer) if entry.prep.input_key else input_value) for entry in execs
+                (entry, self._input(entry.prep, params, shared, outer) if entry.prep.input_key else input_value)
+                for entry in execs
             ]
         return self._gather(node, params, calls, shared)
 
@@ -168,7 +169,9 @@ class Interpreter:
         failed = False
         for entry, item in calls:
             try:
-                value = self._call(entry.service or node.service, item, {**params, **entry.params}, node.max_retries or 0)
+                value = self._call(
+                    entry.service or node.service, item, {**params, **entry.params}, node.max_retries or 0
+                )
                 values.append(value)
                 if entry.post.output_key:
                     shared[entry.post.output_key] = value

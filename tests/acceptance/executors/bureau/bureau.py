@@ -1,4 +1,4 @@
-"""A third-party executor plugin for tests. Its service (the bureau) runs work by name, over TCP, with one JSON per line."""
+"""A third-party executor plugin for tests. Its service, the bureau, runs work by name, over TCP with JSON lines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class BureauExecutor:
             elif "progress" in message:
                 watcher.progress(*message["progress"])
             elif "error" in message:
-                return Broken("BureauError", message["error"], message.get("retryable", True), message.get("detail", ""))
+                return Broken(
+                    "BureauError", message["error"], message.get("retryable", True), message.get("detail", "")
+                )
             elif "result" in message:
                 return Finished(message["result"])
             else:

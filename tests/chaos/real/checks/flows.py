@@ -52,7 +52,11 @@ def _check_visits(run: dict[str, Any], visits: Sequence[Any], tasks: Sequence[An
         for offset in range(visit["calls"])
     )
     existing = {UUID(task["id"]).bytes for task in tasks}
-    if called.keys() - existing or (run["status"] == "success" and existing != called.keys()) or called.total() > len(called):
+    if (
+        called.keys() - existing
+        or (run["status"] == "success" and existing != called.keys())
+        or called.total() > len(called)
+    ):
         yield f"has recorded {called.total()} tasks with its visits, and there are {len(existing)}"
 
 
@@ -75,5 +79,7 @@ def _check_success(run: dict[str, Any], visits: Sequence[Any], tasks: Sequence[A
         yield f"went round with {rounds}, and has {shared['count']}"
     if len(results["beside"]) != BESIDE or len(results["each"]) != len(run["params"]["items"]):
         yield f"has the tasks {dict(results)}"
-    if {step: tokens for step, tokens in received.items() if tokens} != {step: own for step, own in results.items() if own}:
+    if {step: tokens for step, tokens in received.items() if tokens} != {
+        step: own for step, own in results.items() if own
+    }:
         yield f"was told {received}, and its tasks gave {dict(results)}"

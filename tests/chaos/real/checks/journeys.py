@@ -67,7 +67,7 @@ def check_journeys(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
 
 
 def _sent_messages(arena: Arena) -> dict[tuple[str, str, str], list[int]]:
-    """Return the numbers of messages that clients began to send (`saying`) and that were acknowledged (`said`), in order."""
+    """Return the numbers of messages that clients began to send (`saying`), and of acknowledged ones (`said`)."""
     sent: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for word in ("saying", "said"):
         for what, run, number in arena.journal.of_clients(word):

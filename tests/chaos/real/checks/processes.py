@@ -16,9 +16,9 @@ _RECORD = re.compile(r"^(?=\d{4}-\d\d-\d\d )", re.MULTILINE)
 _FAILED_TASK = re.compile(r"\[[\da-f-]{36}\] (task|run)\.failed")
 """Log records of tasks that fail on purpose; their tracebacks are not defects."""
 _MAX_CONNECTIONS = {"scheduler": 8, "worker": 26, "api": 24}
-"""Connections through one proxy of a member at rest, at most. A worker's parent has 2. Each of its two processes has 1 to
-receive, 2 to report, 1 for signals, and up to 5 to read histories (one per concurrent turn, kept open). Pulled work takes
-1 to be notified and up to 2 for requests."""
+"""Connections through one proxy of a member at rest, at most. A worker's parent has 2. Each of its two processes has 1
+to receive, 2 to report, 1 for messages, and up to 5 to read histories (one per concurrent turn, kept open). Pulled work
+takes 1 to be notified and up to 2 for requests."""
 
 
 def check_logs(arena: Arena) -> Iterator[str]:

@@ -50,7 +50,9 @@ def check_pulls(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
         is_own_result = row is not None and row["status"] == "success" and token_of(row["result"]) == holder.queue_id
         if holder.outcome == "200" and not is_own_result:
             yield f"{holder.queue_id} was told that its result is kept: {row and shown(row)}"
-        if holder.outcome == "409" and not (is_own_result or holder.task in cancelled or _may_have_lost(holder, by_request)):
+        if holder.outcome == "409" and not (
+            is_own_result or holder.task in cancelled or _may_have_lost(holder, by_request)
+        ):
             yield f"{holder.queue_id} was refused, and had been heard: {row and shown(row)}"
     queue_ids = {holder.queue_id for holder in holders}
     for task, row in ended.items():

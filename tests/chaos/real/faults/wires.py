@@ -59,7 +59,9 @@ def stall_worker(arena: Arena, pick: Random) -> Iterator[str]:
 @fault
 def stall_redis(arena: Arena, pick: Random) -> Iterator[str]:
     affected = pick.choice(("everybody", "schedulers"))
-    yield from _disturb_all(_wires_to_redis(arena, affected), Proxy.stall, f"connections of {affected} to Redis stalled")
+    yield from _disturb_all(
+        _wires_to_redis(arena, affected), Proxy.stall, f"connections of {affected} to Redis stalled"
+    )
 
 
 @fault

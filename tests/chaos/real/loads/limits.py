@@ -22,7 +22,7 @@ def limited(client: Client) -> None:
 
 @load(weight=ONLY_IF_NAMED)
 def reconsidered(client: Client) -> None:
-    """Enqueue a task with concurrency 1 that is slow to stop, and cancel the previous one, for whose end it must wait."""
+    """Enqueue a task with concurrency 1 and cancel the previous one, which is slow to stop; the new one must wait."""
     if client.slow_to_stop is not None:
         client.cancelling(client.slow_to_stop)
         with suppress(WrongState):  # the task has ended

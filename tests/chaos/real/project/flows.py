@@ -1,4 +1,4 @@
-"""A flow with a node of every kind. Each task returns its token, so that the shared state shows whose results arrived."""
+"""A flow with a node of every kind. Each task returns its token, so that the shared state shows its arrived."""
 
 from __future__ import annotations
 
