@@ -29,7 +29,7 @@ from tests.emptying import empty
 from tests.integration.api_client import make_key
 from tests.integration.api_house import House, changes
 from tests.integration.visitor import Visitor
-from tests.integration.waiting_house import ASKS, code_that_asks, flow_that_asks
+from tests.integration.waiting_house import FLOW_WITH_APPROVAL, code_that_asks, flow_that_asks
 
 
 @pytest.fixture
@@ -349,7 +349,7 @@ def test_a_flow_is_drawn_with_its_versions(house: House) -> None:
 
 
 def test_a_flow_with_circles_is_drawn() -> None:
-    nodes: dict[str, Any] = {name: {"service": "s"} for name in "abc"} | {"d": {"kind": "subflow", "subflow": ASKS}}
+    nodes: dict[str, Any] = {name: {"service": "s"} for name in "abc"} | {"d": {"kind": "subflow", "subflow": FLOW_WITH_APPROVAL}}
     edges = [{"from": name, "action": to, "to": to} for name in "abcd" for to in "abcd"]
     flow = msgspec.convert({"start": "a", "nodes": nodes, "edges": edges}, Flow)
     (_, whole), (path, inner) = graphs(flow, {})
