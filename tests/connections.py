@@ -60,7 +60,6 @@ class KeptConnections:
         dialect.do_close = lambda self_, idle: self._keep(idle) or close(self_, idle)
 
     def close(self) -> None:
-        """Close all idle connections."""
         with self._lock:
             while self._idle:
                 self._idle.pop()[1].close()

@@ -55,15 +55,15 @@ class Door:
                     far.close()
                     continue
                 self._connections += [near, far]
-                for one, other in ((near, far), (far, near)):
-                    threading.Thread(target=self._forward, args=(one, other), daemon=True).start()
+                for source, destination in ((near, far), (far, near)):
+                    threading.Thread(target=self._forward, args=(source, destination), daemon=True).start()
 
-    def _forward(self, one: socket.socket, other: socket.socket) -> None:
+    def _forward(self, source: socket.socket, destination: socket.socket) -> None:
         with suppress(OSError):
-            while data := one.recv(65_536):
+            while data := source.recv(65_536):
                 self._is_forwarding.wait()
-                other.sendall(data)
-        for end in (one, other):
+                destination.sendall(data)
+        for end in (source, destination):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-        one.close()
+        source.close()

@@ -197,7 +197,6 @@ LARGE = {"width": 1280, "height": 860}
 
 
 def main(target: Path) -> None:
-    """Take all screenshots."""
     with tempfile.TemporaryDirectory(prefix="orchestrator-pages-") as name:
         folder = Path(name)
         folder.chmod(0o755)

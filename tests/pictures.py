@@ -48,7 +48,6 @@ THEME = TerminalTheme(
 
 
 def main(target: Path) -> None:
-    """Draw all pictures."""
     with tempfile.TemporaryDirectory(prefix="orchestrator-pictures-") as name:
         folder = Path(name)
         folder.chmod(0o755)

@@ -12,7 +12,6 @@ from orchestrator.transport.codec import LogLine, encode
 def say(
     engine: Engine, task: bytes, *lines: LogLine, part: int = 0, run: bytes | None = None, step: str = "step"
 ) -> None:
-    """Store a chunk of log lines."""
     attempt = lines[0].attempt
     with engine.begin() as connection:
         assert logs.insert(connection, [NewChunk(task, attempt, part, run, step, encode(list(lines)))]) == 1

@@ -53,13 +53,13 @@ class Shop:
 
     app = "bridged:app"
 
-    def bridge(self, *words: str) -> Process:
-        process = self.stack._start("bridge", ["bridge", "celery", *self._words, *words], HERE)
+    def bridge(self, *arguments: str) -> Process:
+        process = self.stack._start("bridge", ["bridge", "celery", *self._words, *arguments], HERE)
         eventually(lambda: process.logged("bridge.ready"), f"the bridge is ready, see {process.log}")
         return process
 
-    def run(self, *words: str) -> Result:
-        return self.stack.command("bridge", "celery", *self._words, *words)
+    def run(self, *arguments: str) -> Result:
+        return self.stack.command("bridge", "celery", *self._words, *arguments)
 
     @property
     def _words(self) -> list[str]:

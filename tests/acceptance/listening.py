@@ -48,7 +48,6 @@ class Listener:
         self._stop.set()
 
     def join(self) -> list[Event]:
-        """Wait for the end of the stream; return all events."""
         self.wait_for(lambda: not self._thread.is_alive(), "the end of the stream")
         return self.events
 
@@ -88,7 +87,6 @@ def parse(lines: Iterator[str]) -> Iterator[Event]:
 
 @contextmanager
 def listening(url: str, **options: Any) -> Iterator[Listener]:
-    """Listen within the block."""
     listener = Listener(url, **options)
     try:
         yield listener

@@ -96,33 +96,32 @@ def run_page(page: Path, folder: Path) -> int:
 
 
 def write(folder: Path, name: str, body: str) -> None:
-    """Write a file of a page."""
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(body, encoding="utf-8")
 
 
-def run(folder: Path, *words: str | Path, **environment: str) -> str:
+def run(folder: Path, *arguments: str | Path, **environment: str) -> str:
     """Run a command with the programs of the pages' environment first on PATH; return its output."""
-    program, *rest = map(str, words)
+    program, *rest = map(str, arguments)
     variables = _clean() | environment
     if program in _PYTHONS:
         result = _PYTHONS[program].run(*rest, environment=variables, folder=folder)
     else:
         result = subprocess.run(
-            words, cwd=folder, env=variables, capture_output=True, text=True, timeout=120, check=False
+            arguments, cwd=folder, env=variables, capture_output=True, text=True, timeout=120, check=False
         )
-    assert result.returncode == 0, f"$ {' '.join(map(str, words))}\n{result.stdout}{result.stderr}"
+    assert result.returncode == 0, f"$ {' '.join(map(str, arguments))}\n{result.stdout}{result.stderr}"
     return result.stdout
 
 
-def run_command(folder: Path, *words: str) -> str:
+def run_command(folder: Path, *arguments: str) -> str:
     """Run a command of a page; in a folder with servers, run `orchestrator` commands in a fork of the tests' Python."""
-    if words[0] != "orchestrator" or not has_servers(folder):
-        return run(folder, *words)
-    process = _start(folder, *words[1:])
+    if arguments[0] != "orchestrator" or not has_servers(folder):
+        return run(folder, *arguments)
+    process = _start(folder, *arguments[1:])
     code, output = process.wait(120), process.log.read_text()
     process.log.unlink()
-    assert code == 0, f"$ {' '.join(words)}\n{output}"
+    assert code == 0, f"$ {' '.join(arguments)}\n{output}"
     return output
 
 
@@ -138,26 +137,26 @@ def working(folder: Path, app: str) -> Iterator[None]:
     (folder / "pyproject.toml").write_text("\n".join([*urls, f'app = "{app}"\n']))
     with ExitStack() as stack:
         options = ("--app", app, "--processes", "1", "--queues", "*", "--allow", ".", "--database")
-        for words, ready in ((["scheduler"], "scheduler.leading"), (["worker", *options], "process.ready")):
-            process = _start(folder, *words)
+        for arguments, ready in ((["scheduler"], "scheduler.leading"), (["worker", *options], "process.ready")):
+            process = _start(folder, *arguments)
             stack.callback(process.stop)
-            eventually(partial(process.logged, ready), f"{words[0]} is ready, see {process.log}")
+            eventually(partial(process.logged, ready), f"{arguments[0]} is ready, see {process.log}")
         run_command(folder, "orchestrator", "schedules", "apply", "--app", app)
         yield
 
 
-def _start(folder: Path, *words: str) -> Process:
+def _start(folder: Path, *arguments: str) -> Process:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
-    return Process([*words], kept, folder / f"{words[0]}.log", folder)
+    return Process([*arguments], kept, folder / f"{arguments[0]}.log", folder)
 
 
 @contextmanager
 def dev(folder: Path, app: str, command: Path = COMMAND) -> Iterator[None]:
     """Run `orchestrator dev` in a folder within the block."""
     log = folder / "dev.log"
-    words: list[str | Path] = [command, "dev", "--app", app]
+    arguments: list[str | Path] = [command, "dev", "--app", app]
     with log.open("wb") as output:
-        process = subprocess.Popen(words, cwd=folder, stdout=output, stderr=output, env=_clean())
+        process = subprocess.Popen(arguments, cwd=folder, stdout=output, stderr=output, env=_clean())
     try:
         eventually(lambda: "process.ready" in log.read_text() or process.poll() is not None, "dev is ready", 120)
         assert process.poll() is None, log.read_text()

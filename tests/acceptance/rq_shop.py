@@ -47,7 +47,6 @@ def again(folder: str) -> int | Retry:
 
 
 def note(folder: str, word: str) -> None:
-    """Append a word to the file `words`."""
     with Path(folder, "words").open("a") as file:
         file.write(f"{word}\n")
 
@@ -81,12 +80,10 @@ def give(value, *others):  # type: ignore[no-untyped-def]
 
 
 def named(path: Path, when):  # type: ignore[no-untyped-def]
-    """Return the types of the arguments."""
     return [isinstance(path, Path), type(when).__name__]
 
 
 def make(kind: str) -> Any:
-    """Return an instance of a class."""
     return Path(kind)
 
 
@@ -98,7 +95,6 @@ def sum_up() -> list[Any]:
 
 
 def spawn(number: int) -> str:
-    """Enqueue another job; return its id."""
     return queue.enqueue(later, number).id
 
 
@@ -108,22 +104,18 @@ def decorated(word: str) -> str:
 
 
 def on_success(job: Any, connection: Any, result: Any) -> None:
-    """Record a success."""
     note(job.kwargs["folder"], f"success {job.id} {result}")
 
 
 def on_failure(job: Any, connection: Any, kind: Any, value: Any, traceback: Any) -> None:
-    """Record a failure."""
     note(job.kwargs["folder"], f"failure {kind.__name__} {value}")
 
 
 def on_stopped(job: Any, connection: Any) -> None:
-    """Record a stop."""
     note(job.args[0], "stopped")
 
 
 def on_timeout(job: Any, connection: Any, kind: Any, value: Any, traceback: Any) -> None:
-    """Record a timeout."""
     note(job.args[0], f"failure {kind.__name__}")
 
 

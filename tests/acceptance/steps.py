@@ -33,7 +33,6 @@ def record(path: str, name: str, seconds: float = 0.0, **_: Any) -> str:
 
 
 def fail_until(path: str, **_: Any) -> str:
-    """Fail until a file exists."""
     if not Path(path).exists():
         raise RuntimeError("not yet")
     return "at last"

@@ -63,9 +63,9 @@ def digest(copy: Payload) -> dict[str, Any]:
     return {"sha256": sha256.hexdigest(), "size": copy.size, "peak": peak}
 
 
-def doom(mark: str) -> None:
+def doom(marker: str) -> None:
     """Kill this process at its first report of an outcome, once."""
-    if not Path(mark).exists():
+    if not Path(marker).exists():
         from orchestrator.domain.tasks.task import Started
         from orchestrator.workers.reporting.reporter import Reporter
 
@@ -74,16 +74,16 @@ def doom(mark: str) -> None:
         def die(self: Reporter, said: Any, *more: Any, **options: Any) -> None:
             if isinstance(said, Started):
                 return report(self, said, *more, **options)
-            Path(mark).touch()
+            Path(marker).touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
         Reporter.report = die  # type: ignore[method-assign, assignment]
 
 
 @app.task
-def die_once(mark: str) -> bytes:
+def die_once(marker: str) -> bytes:
     """Return a large result. The first attempt's process is killed after it has stored the result."""
-    doom(mark)
+    doom(marker)
     return b"y" * 500_000
 
 
@@ -126,7 +126,7 @@ async def wrap(ctx: WorkflowContext, other: str, text: str) -> None:
 
 
 @app.workflow
-async def doomed(ctx: WorkflowContext, mark: str) -> bytes:
+async def doomed(ctx: WorkflowContext, marker: str) -> bytes:
     """Return a large result. The first attempt's process is killed after it has stored the result."""
-    await ctx.run("doom", lambda: doom(mark))
+    await ctx.run("doom", lambda: doom(marker))
     return b"y" * 500_000

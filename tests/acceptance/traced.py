@@ -16,7 +16,6 @@ log = logging.getLogger("traced")
 
 
 def own_span(name: str) -> None:
-    """Create a span, as an instrumented library does."""
     from opentelemetry import trace
 
     with trace.get_tracer("shop").start_as_current_span(name):

@@ -168,7 +168,6 @@ async def pages(client: httpx.AsyncClient, case: Case, max_pages: int) -> tuple[
 
 
 async def measure(environ: Mapping[str, str], max_pages: int) -> list[tuple[Case, list[float], int]]:
-    """Read the pages of every case."""
     found = []
     app = create_app(load_settings(environ=environ))
     async with httpx.AsyncClient(

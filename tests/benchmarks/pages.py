@@ -142,7 +142,9 @@ def main() -> int:
         upgrade(url)
         lists.fill(url, options.tasks, options.tasks, options.tasks // 10)
         settings = load_settings(environ={}, database_url=url, redis_url=services.redis_url)
-        fixed = [one.path for one in PAGES if one.method == "GET" and not one.is_live and one.media_type == "text/html"]
+        fixed = [
+            page.path for page in PAGES if page.method == "GET" and not page.is_live and page.media_type == "text/html"
+        ]
         pages = {path: Bar() for path in fixed if "{" not in path and not re.search("static|login|log.txt", path)}
         pages["/ui/queues/queue7"] = pages["/ui/tasks?status=failed"] = Bar()
         backend = Backend(settings)

@@ -116,11 +116,11 @@ def said(process: Process, words: str) -> int:
     return sum(words in line for line in process.log.read_text().splitlines())
 
 
-def is_calm(stack: Stack, most: int) -> bool:
+def is_calm(stack: Stack, limit: int) -> bool:
     """Check that an outage cost each process at most `most` log lines of each kind, and no traceback."""
     for process in stack.processes:
         text = process.log.read_text()
         assert "Traceback" not in text, text
-        assert said(process, "cannot be used;") <= most, text
-        assert said(process, "can be used again") <= most, text
+        assert said(process, "cannot be used;") <= limit, text
+        assert said(process, "can be used again") <= limit, text
     return True

@@ -55,6 +55,5 @@ def redis_down(services: EmbeddedServices, *, persistence: bool) -> Iterator[Non
 
 
 def flush_redis(services: EmbeddedServices) -> None:
-    """Delete all data of Redis."""
     with Redis.from_url(services.redis_url, socket_timeout=5) as redis:
         redis.flushall()

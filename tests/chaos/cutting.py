@@ -36,11 +36,9 @@ class Cutting:
         self._armed = statement
 
     def hang(self) -> None:
-        """Forward nothing until `go_on`."""
         self._is_forwarding.clear()
 
     def go_on(self) -> None:
-        """Forward all withheld and new data."""
         self._is_forwarding.set()
 
     @property

@@ -28,28 +28,28 @@ local all all trust
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def directory() -> Iterator[Path]:
     with breakable.folder() as path:
         yield path
 
 
 @pytest.fixture
-def servers(place: Path) -> Iterator[tuple[EmbeddedPostgres, EmbeddedRedis, str]]:
+def servers(directory: Path) -> Iterator[tuple[EmbeddedPostgres, EmbeddedRedis, str]]:
     """A Postgres that requires a password of the user alice only, and a Redis."""
-    rules = place / "pg_hba.conf"
+    rules = directory / "pg_hba.conf"
     rules.write_text(HBA)
-    redis = EmbeddedRedis(place)
+    redis = EmbeddedRedis(directory)
     redis.start()
-    with breakable.postgres(place, hba_file=str(rules)) as (server, url):
+    with breakable.postgres(directory, hba_file=str(rules)) as (server, url):
         yield server, redis, url
         redis.start()  # the test may have stopped it
     redis.stop()
 
 
 @pytest.fixture
-def stack(servers: tuple[EmbeddedPostgres, EmbeddedRedis, str], place: Path) -> Iterator[Stack]:
+def stack(servers: tuple[EmbeddedPostgres, EmbeddedRedis, str], directory: Path) -> Iterator[Stack]:
     server, redis, url = servers
-    with fresh_stack(url, redis.url, place, **SETTINGS) as stack:
+    with fresh_stack(url, redis.url, directory, **SETTINGS) as stack:
         yield stack
         server.start()
         redis.start()
@@ -96,8 +96,8 @@ def test_wrong_settings_fail_at_once(stack: Stack, servers: tuple[EmbeddedPostgr
         connection.execute(text("CREATE ROLE alice LOGIN SUPERUSER PASSWORD 'right'"))
     parsed = make_url(url)
 
-    def refusal(*words: str, **environment: str) -> str:
-        result = breakable.command(stack, *words, **environment)
+    def refusal(*arguments: str, **environment: str) -> str:
+        result = breakable.command(stack, *arguments, **environment)
         assert (result.returncode, "Traceback" in result.stderr, "waiting for it" in result.stderr) == (1, False, False)
         return result.stderr
 
@@ -115,6 +115,6 @@ def test_wrong_settings_fail_at_once(stack: Stack, servers: tuple[EmbeddedPostgr
     assert "Run `orchestrator db upgrade`" in refusal("scheduler", ORCHESTRATOR_DATABASE_URL=database(database="empty"))
     assert "Setting database_url" in refusal("scheduler", ORCHESTRATOR_DATABASE_URL="mysql:/db")
     guarded = redis.url.replace("unix://", "unix://:wrong@")
-    for words in (("scheduler",), ("worker", "--app", "project:app")):
-        assert "Redis cannot be used: " in refusal(*words, ORCHESTRATOR_REDIS_URL=guarded)
-        assert "Setting redis_url" in refusal(*words, ORCHESTRATOR_REDIS_URL="http://redis")
+    for arguments in (("scheduler",), ("worker", "--app", "project:app")):
+        assert "Redis cannot be used: " in refusal(*arguments, ORCHESTRATOR_REDIS_URL=guarded)
+        assert "Setting redis_url" in refusal(*arguments, ORCHESTRATOR_REDIS_URL="http://redis")

@@ -37,27 +37,27 @@ def set_aside(stack: Stack) -> dict[str, str]:
 
 
 def test_children_of_tasks_survive_a_failover_that_lost_their_rows(redis_url: str) -> None:
-    with folder() as place, postgres(place / "postgres") as (primary, _):
-        link = place / "current"
+    with folder() as directory, postgres(directory / "postgres") as (primary, _):
+        link = directory / "current"
         redirect_to(primary, link)
         url = f"postgresql://postgres@/orchestrator?host={link}"
-        standby = Standby(place / "standby", primary)
+        standby = Standby(directory / "standby", primary)
         try:
-            with fresh_stack(url, redis_url, place, **PATIENT) as stack:
+            with fresh_stack(url, redis_url, directory, **PATIENT) as stack:
                 scheduler = stack.scheduler()
                 stack.worker("--concurrency", str(PARENTS + 2))
                 standby.follow(synchronous=False)
                 names = ("started", "enqueued", "end")
-                files = [[str(place / f"{name}-{number}") for name in names] for number in range(PARENTS)]
-                go, log = str(place / "go"), str(place / "log")
+                files = [[str(directory / f"{name}-{number}") for name in names] for number in range(PARENTS)]
+                go, log = str(directory / "go"), str(directory / "log")
                 parents = [
                     project.parent_until.enqueue(started, go, enqueued, end, log, CHILDREN)
                     for started, enqueued, end in files
                 ]
                 eventually(lambda: all(parent.status() == "running" for parent in parents), "the parents run")
-                there = "SELECT count(*) FROM orchestrator.tasks WHERE status = 'running'"
+                count_running = "SELECT count(*) FROM orchestrator.tasks WHERE status = 'running'"
                 replica = standby.database_url("orchestrator")
-                eventually(lambda: ask(replica, there) == [(PARENTS,)], "the standby knows that")
+                eventually(lambda: ask(replica, count_running) == [(PARENTS,)], "the standby knows that")
                 standby.fall_behind()
 
                 Path(go).touch()
@@ -84,21 +84,21 @@ def test_children_of_tasks_survive_a_failover_that_lost_their_rows(redis_url: st
                 assert stack.sql(how) == [("success", 1, 0)] * PARENTS, "each ran once"
 
                 eventually(lambda: stack.redis.xlen(Keys().quarantine), "what is gone is told")
-                ((error, shown),) = set_aside(stack).items()
+                ((error, output),) = set_aside(stack).items()
                 assert error == "Postgres has lost tasks: 1 of project.add (succeeded)"
-                assert lost.id in shown
+                assert lost.id in output
                 assert "set aside" in trouble(stack)
         finally:
             standby.stop("immediate")
 
 
 def test_clients_find_a_promoted_standby_by_a_url_with_both_hosts(redis_url: str) -> None:
-    with folder() as place, postgres(place / "postgres") as (primary, _):
-        standby = Standby(place / "standby", primary)
+    with folder() as directory, postgres(directory / "postgres") as (primary, _):
+        standby = Standby(directory / "standby", primary)
         standby.follow()
         sockets = ",".join(f"{quote(str(server._socket_folder), safe='')}:5432" for server in (primary, standby))
         url = f"postgresql://postgres@{sockets}/orchestrator?target_session_attrs=read-write"
-        log, numbers, stop = place / "log", count(), threading.Event()
+        log, numbers, stop = directory / "log", count(), threading.Event()
 
         def load() -> None:
             """Enqueue number after number, each until it is accepted."""
@@ -112,7 +112,7 @@ def test_clients_find_a_promoted_standby_by_a_url_with_both_hosts(redis_url: str
 
         loading = threading.Thread(target=load, name="load")
         try:
-            with fresh_stack(url, redis_url, place, **PATIENT) as stack:
+            with fresh_stack(url, redis_url, directory, **PATIENT) as stack:
                 for _ in range(2):
                     scheduler = stack.scheduler()
                 stack.worker()

@@ -46,8 +46,8 @@ class Servers(NamedTuple):
 
 @pytest.fixture
 def servers(redis_url: str) -> Iterator[Servers]:
-    with folder() as place, postgres(place / "postgres") as (primary, url):
-        standby = Standby(place / "standby", primary)
+    with folder() as directory, postgres(directory / "postgres") as (primary, url):
+        standby = Standby(directory / "standby", primary)
         standby.follow(synchronous=False)
         reads = standby.database_url("orchestrator")
         settings = load_settings(environ={}, database_url=url, redis_url=redis_url, read_database_url=reads)
@@ -58,7 +58,6 @@ def servers(redis_url: str) -> Iterator[Servers]:
 
 
 def enqueue(servers: Servers, name: str) -> UUID:
-    """Enqueue from another program."""
     with closing(Backend(servers.settings)) as backend:
         return UUID(
             bytes=backend.tasks.enqueue(call_by_name(servers.settings, name, [], {}, options={}, queue="default"))
@@ -67,9 +66,9 @@ def enqueue(servers: Servers, name: str) -> UUID:
 
 def shows(visitor: Visitor, *names: str) -> bool:
     """Return whether the page and the API's list contain exactly these tasks."""
-    shown = set(re.findall(r">(t\.\w+)</a>", visitor.get("/ui/tasks").text))
+    names_on_page = set(re.findall(r">(t\.\w+)</a>", visitor.get("/ui/tasks").text))
     listed = {task["name"] for task in visitor.get(LIST).json()["items"]}
-    return shown == listed == set(names)
+    return names_on_page == listed == set(names)
 
 
 def test_lists_come_from_the_standby_and_say_how_old_they_are(servers: Servers) -> None:

@@ -38,17 +38,17 @@ def generation(stack: Stack) -> str:
 def test_tasks_enqueued_around_a_restore_are_not_lost(redis_url: str) -> None:
     """A change of the leader is lost too, so that its term is issued again."""
     with (
-        folder() as place,
-        postgres(place / "postgres") as (server, url),
-        fresh_stack(url, redis_url, place, **SETTINGS) as stack,
+        folder() as directory,
+        postgres(directory / "postgres") as (server, url),
+        fresh_stack(url, redis_url, directory, **SETTINGS) as stack,
     ):
         first = stack.scheduler()
         stack.worker()
-        started, go, log = (str(place / name) for name in ("started", "go", "log"))
+        started, go, log = (str(directory / name) for name in ("started", "go", "log"))
         handle = project.parent_when.enqueue(started, go, log, 5)
         eventually(lambda: Path(started).exists(), "the parent runs")
         eventually(lambda: handle.status() == "running", "and is known to")
-        back_up(server, place / "copy")
+        back_up(server, directory / "copy")
         first.kill()
         stack.redis.flushall()
         second = stack.scheduler()
@@ -58,12 +58,12 @@ def test_tasks_enqueued_around_a_restore_are_not_lost(redis_url: str) -> None:
         Path(go).touch()
         events = Keys().events(forgotten)
         eventually(lambda: stack.redis.xlen(events) >= 1, "what it enqueues stands in the stream")
-        restore(server, place / "copy")
+        restore(server, directory / "copy")
         third = stack.scheduler()
         assert len(handle.result(timeout=60)) == 5
         eventually(lambda: sorted(lines(Path(log))) == list("01234"), "all that it enqueued runs")
         assert generation(stack) != forgotten
         assert third.logged("postgres.commits_lost")
         assert stack.redis.get(Keys().database), "an ordinary server tells which life it is in"
-        shown = "SELECT status, failures, losses FROM orchestrator.ended_tasks WHERE name = 'project.parent_when'"
-        assert stack.sql(shown) == [("success", 0, 0)], "it ran once"
+        outcome = "SELECT status, failures, losses FROM orchestrator.ended_tasks WHERE name = 'project.parent_when'"
+        assert stack.sql(outcome) == [("success", 0, 0)], "it ran once"

@@ -36,9 +36,9 @@ SLICE = 30
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seeds" not in metafunc.fixturenames:
         return
-    one = metafunc.config.getoption("--seed", None)
-    if one is not None:
-        metafunc.parametrize("seeds", [range(one, one + 1)], ids=[f"seed {one}"])
+    seed = metafunc.config.getoption("--seed", None)
+    if seed is not None:
+        metafunc.parametrize("seeds", [range(seed, seed + 1)], ids=[f"seed {seed}"])
         return
     requested = metafunc.config.getoption("--seeds", None)
     number, per_build = (requested, requested) if requested else (SEEDS_OF_A_NIGHT, SEEDS_OF_A_BUILD)

@@ -44,9 +44,9 @@ class Driver(Generic[E]):
         self._make = make
         self._seconds = seconds
 
-    def drive(self, steps: Callable[[E], Awaitable[T]], **given: Any) -> T:
+    def drive(self, steps: Callable[[E], Awaitable[T]], **arguments: Any) -> T:
         async def go() -> T:
-            executor: Any = self._make(**given)
+            executor: Any = self._make(**arguments)
             try:
                 return await asyncio.wait_for(steps(executor), self._seconds)
             finally:
@@ -89,14 +89,14 @@ async def watched_to_the_end(executor: Any, requested: Execution, timeout: float
     )
     outbox, task_log = SimpleNamespace(log_lines=lambda *_: None), SimpleNamespace(ended=lambda *_: None)
     setup: Any = SimpleNamespace(settings=load_settings(environ={}))
-    given: Any = runner, outbox, reports, task_log, setup, 1
+    arguments: Any = runner, outbox, reports, task_log, setup, 1
     job: Any = SimpleNamespace(
         **{"stage": Stage.RUNNING, "secrets": (), "interrupted_by": None, "fields": {}, "started_at": 0.0},
         **{"finish": lambda: True, "uninterruptible": lambda: None, "options": SimpleNamespace(timeout=timeout)},
         dispatch=SimpleNamespace(id=b"", attempt=1),
     )
     record = Record(name=requested.name, attempt=1, failures=0, since=0.0)
-    await driving.Driver(*given)._run_to_end(driving._Watched(job, executor, requested, record))
+    await driving.Driver(*arguments)._run_to_end(driving._Watched(job, executor, requested, record))
     return reports.made[-1]
 
 

@@ -39,28 +39,28 @@ class Refused(Exception):
         self.status = status
 
 
-def check_model(kind: str, value: Any, place: str = "") -> None:
+def check_model(kind: str, value: Any, path: str = "") -> None:
     """Refuse a value that does not match a model of the API."""
     if (listed := re.fullmatch(r"[Ll]ist\[(.*)\]", kind)) is not None:
         if not isinstance(value, list):
-            raise Refused(400, f"{place}: expected a list")
+            raise Refused(400, f"{path}: expected a list")
         for number, item in enumerate(value):
-            check_model(listed[1], item, f"{place}[{number}]")
+            check_model(listed[1], item, f"{path}[{number}]")
     elif (mapped := re.fullmatch(r"[Dd]ict[\[(]str, (.*)[\])]", kind)) is not None:
         for name, item in value.items():
-            check_model(mapped[1], item, f"{place}.{name}")
+            check_model(mapped[1], item, f"{path}.{name}")
     elif kind in ("str", "int", "bool", "float"):
-        wanted: Any = {"str": str, "int": int, "bool": bool, "float": (int, float)}[kind]
-        if not isinstance(value, wanted) or (kind == "int" and isinstance(value, bool)):
-            raise Refused(400, f"{place}: expected {kind}, found {value!r}")
+        expected_type: Any = {"str": str, "int": int, "bool": bool, "float": (int, float)}[kind]
+        if not isinstance(value, expected_type) or (kind == "int" and isinstance(value, bool)):
+            raise Refused(400, f"{path}: expected {kind}, found {value!r}")
     elif (
         model := getattr(import_module("kubernetes.client.models"), kind, None)
     ) is not None:  # the import takes a second
         names = {json_name: name for name, json_name in model.attribute_map.items()}
         for name, item in value.items():
             if name not in names:
-                raise Refused(400, f'strict decoding error: unknown field "{place}.{name}"')
-            check_model(model.openapi_types[names[name]], item, f"{place}.{name}")
+                raise Refused(400, f'strict decoding error: unknown field "{path}.{name}"')
+            check_model(model.openapi_types[names[name]], item, f"{path}.{name}")
 
 
 class FakeKubernetes(http.server.ThreadingHTTPServer):
@@ -324,7 +324,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     metadata["continue"] = str(start + limit)
             self._send(200, {"items": items[start : start + limit], "metadata": metadata})
 
-    def _watch(self, place: str, query: dict[str, str]) -> None:
+    def _watch(self, path: str, query: dict[str, str]) -> None:
         reached, server = int(query["resourceVersion"]), self.server
         deadline = time.monotonic() + float(query["timeoutSeconds"])
         with server.changed:
@@ -346,7 +346,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 if server.cut != cut:
                     break
                 for _, where, event, resource in events:
-                    if where == place and matches(resource, query.get("labelSelector", "")):
+                    if where == path and matches(resource, query.get("labelSelector", "")):
                         self._chunk({"type": event, "object": resource})
                 self._chunk({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(reached)}}})
             self.wfile.write(b"0\r\n\r\n")

@@ -124,10 +124,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._send(200, [job.shown() for job in list(self.server.jobs.values())])
 
-    def _serve_one(self, job: _Job, what: str | None) -> None:
-        if what == "logs":
+    def _serve_one(self, job: _Job, action: str | None) -> None:
+        if action == "logs":
             self._send(200, {"logs": job.log.read_text(encoding="utf-8", errors="replace")})
-        elif what == "stop":
+        elif action == "stop":
             is_running = job.process.poll() is None
             job.is_stopped = job.is_stopped or is_running
             job.end(signal.SIGTERM)

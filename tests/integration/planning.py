@@ -52,7 +52,7 @@ STATISTICS = {
 left, and has filled again."""
 STATES = [
     *("never analysed", "nearly empty", "planned when empty"),
-    *(pytest.param(one, marks=pytest.mark.long) for one in ("analysed", "analysed when empty", "huge")),
+    *(pytest.param(state_name, marks=pytest.mark.long) for state_name in ("analysed", "analysed when empty", "huge")),
     pytest.param("planned when vacuumed", marks=pytest.mark.long),
 ]
 """States in which tests run the statements and count the rows read. `test_plans_of_the_leader.py` checks the plans of

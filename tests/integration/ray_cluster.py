@@ -94,7 +94,6 @@ class RayCluster:
             self._process.wait()
 
     def close(self) -> None:
-        """Stop the cluster and delete its files."""
         self.kill()
         self.door.shut()
         shutil.rmtree(self._folder, ignore_errors=True)

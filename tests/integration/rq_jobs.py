@@ -67,7 +67,6 @@ def large(size: int) -> str:
 
 
 def count(folder: str) -> None:
-    """Append a character to `ran` for each call."""
     if folder:
         with Path(folder, "ran").open("a", encoding="utf-8") as marks:
             marks.write("x")

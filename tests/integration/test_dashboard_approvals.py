@@ -349,7 +349,9 @@ def test_a_flow_is_drawn_with_its_versions(house: House) -> None:
 
 
 def test_a_flow_with_circles_is_drawn() -> None:
-    nodes: dict[str, Any] = {name: {"service": "s"} for name in "abc"} | {"d": {"kind": "subflow", "subflow": FLOW_WITH_APPROVAL}}
+    nodes: dict[str, Any] = {name: {"service": "s"} for name in "abc"} | {
+        "d": {"kind": "subflow", "subflow": FLOW_WITH_APPROVAL}
+    }
     edges = [{"from": name, "action": to, "to": to} for name in "abcd" for to in "abcd"]
     flow = msgspec.convert({"start": "a", "nodes": nodes, "edges": edges}, Flow)
     (_, whole), (path, inner) = graphs(flow, {})

@@ -73,16 +73,16 @@ def code_that_asks(house: House, name: str, promises: int = 1, value_type: Any =
             "INSERT INTO orchestrator.histories (run_id, number, at, kind, data) VALUES (%s, %s, now(), %s, %s)",
             (run.hex, number, kind, data),
         )
-        for place in range(1, promises + 1):
-            promise = history.PromiseCreated(place, new_id(), f"approval {place}", schema_of(value_type))
+        for ordinal in range(1, promises + 1):
+            promise = history.PromiseCreated(ordinal, new_id(), f"approval {ordinal}", schema_of(value_type))
             connection.exec_driver_sql(
                 "INSERT INTO orchestrator.promises (run_id, id, name, ordinal) VALUES (%s, %s, %s, %s)",
-                (run.hex, UUID(bytes=promise.id).hex, promise.name, place),
+                (run.hex, UUID(bytes=promise.id).hex, promise.name, ordinal),
             )
             ((_, _, kind, data),) = event_rows(run.bytes, [promise])
             connection.exec_driver_sql(
                 "INSERT INTO orchestrator.histories (run_id, number, at, kind, data)"
                 " VALUES (%s, %s, now() - interval '1 hour' * %s, %s, %s)",
-                (run.hex, place + 1, place, kind, data),
+                (run.hex, ordinal + 1, ordinal, kind, data),
             )
     return run

@@ -132,10 +132,10 @@ class RqHarness(Marking):
             if worker.poll() is None:
                 os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
-        for mark in self.folder.glob("begun-*"):
-            for pid in self.marks.pids(mark.name.removeprefix("begun-")):
+        for marker in self.folder.glob("begun-*"):
+            for pid in self.marks.pids(marker.name.removeprefix("begun-")):
                 with suppress(psutil.NoSuchProcess):
                     process = psutil.Process(pid)
-                    if process.create_time() <= mark.stat().st_mtime:  # otherwise the process id was reused
+                    if process.create_time() <= marker.stat().st_mtime:  # otherwise the process id was reused
                         process.kill()
         self.door.shut()

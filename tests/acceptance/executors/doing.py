@@ -48,8 +48,8 @@ class Marks:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def pids(self, id: str, mark: str = "begun") -> list[int]:
-        path = self.folder / f"{mark}-{id}"
+    def pids(self, id: str, marker: str = "begun") -> list[int]:
+        path = self.folder / f"{marker}-{id}"
         return [int(line) for line in path.read_text(encoding="utf-8").split()] if path.exists() else []
 
     def is_running(self, id: str) -> bool:

@@ -89,10 +89,10 @@ class HttpHarness(BehindDoor):
         self._loop.close()
 
     async def _cancel_all(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        running_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in running_tasks:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*running_tasks, return_exceptions=True)
 
     def _running(self, id: str) -> list[tuple[str, _Work]]:
         return [(name, work) for name, work in self._works.items() if work.input.get("id") == id and work.end is None]

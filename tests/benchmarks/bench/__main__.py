@@ -130,7 +130,6 @@ def processor() -> str:
 
 
 def main() -> int:
-    """Measure, print and write the results."""
     options = parse(sys.argv[1:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs every `finally`: all processes are stopped
     console = Console()

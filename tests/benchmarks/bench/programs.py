@@ -71,18 +71,15 @@ class Programs:
         self._running: list[Program] = []
 
     def start(self, name: str, command: Sequence[str | Path], *, piped: bool = False) -> Program:
-        """Start a program."""
         program = Program(name, command, self._folder, self._environ, piped)
         self._running.append(program)
         return program
 
     def stop(self, program: Program) -> None:
-        """Stop a program."""
         self._running.remove(program)
         program.stop()
 
     def stop_all(self) -> None:
-        """Stop all programs in reverse order."""
         while self._running:
             self._running.pop().stop()
 

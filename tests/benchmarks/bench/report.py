@@ -50,7 +50,6 @@ def ratios(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, floa
 
 
 def show(console: Console, report: Mapping[str, Any]) -> None:
-    """Print all measurements."""
     results = {name: found for name, found in report["results"].items() if "failed" not in found}
     options = report["options"]
     title = f"Medians of {options['rounds']} rounds, {options['tasks']:,} tasks, {report['machine']['cores']} cores"

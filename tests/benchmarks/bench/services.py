@@ -57,7 +57,6 @@ class Services:
         connection.close()
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of the servers."""
         connection = psycopg2.connect(self.embedded.postgres.url)
         version = str(connection.get_parameter_status("server_version"))
         connection.close()

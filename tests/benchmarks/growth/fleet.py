@@ -105,7 +105,6 @@ def served(workers: int, queues: int) -> dict[str, Sequence[str]]:
 
 
 def queue_names(queues: int) -> list[str]:
-    """Return the names of the queues."""
     return ["default"] if queues == 1 else [f"queue-{number}" for number in range(queues)]
 
 

@@ -11,7 +11,6 @@ __all__ = ["app", "keyed", "noop", "sized", "stepping"]
 
 @app.task
 def sized(data: str) -> int:
-    """Do nothing with a large argument."""
     del data
     return effect()
 

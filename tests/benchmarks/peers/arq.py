@@ -15,7 +15,6 @@ from tests.benchmarks.peers.queue import AsyncQueue, effect, expect, redis_url, 
 
 
 async def noop(context: dict[str, Any]) -> int:
-    """Do nothing."""
     del context
     return effect()
 

@@ -34,25 +34,20 @@ app.conf.update(
 
 @app.task(name="noop")
 def noop() -> int:
-    """Do nothing."""
     return effect()
 
 
 @app.task(name="collect")
 def collect(results: list[int]) -> int:
-    """Count the results of a chord."""
     return len(results)
 
 
 @app.task(name="fibonacci")
 def fibonacci(number: int) -> int:
-    """Compute a Fibonacci number."""
     return base.fibonacci(number)
 
 
 class CeleryQueue(Queue):
-    """Two prefork processes."""
-
     packages = ("celery", "kombu", "redis", "hiredis")
 
     def prepare(self) -> None:

@@ -13,13 +13,11 @@ app = Celery("bench")
 
 @app.task
 def noop() -> int:
-    """Do nothing."""
     return effect()
 
 
 @app.task
 def collect(results: list[int]) -> int:
-    """Count the results of a chord."""
     return len(results)
 
 

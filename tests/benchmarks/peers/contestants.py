@@ -35,11 +35,9 @@ class Contestant:
         return f"{PEERS_PACKAGE}.{self.name.replace('-', '_')}"
 
     def commands(self) -> list[list[str | Path]]:
-        """Return the command lines of the workers."""
         return [[self.python, *arguments] for arguments in self.workers]
 
     def installed_in(self, python: Path) -> Contestant:
-        """Return a copy with another interpreter."""
         return replace(self, python=python)
 
 

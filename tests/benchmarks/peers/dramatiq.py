@@ -25,7 +25,6 @@ dramatiq.set_broker(broker)
 
 @dramatiq.actor(store_results=True)
 def noop() -> int:
-    """Do nothing."""
     return effect()
 
 
@@ -36,8 +35,6 @@ def collect() -> int:
 
 
 class DramatiqQueue(Queue):
-    """Two processes."""
-
     packages = ("dramatiq", "redis", "hiredis")
 
     def prepare(self) -> None:

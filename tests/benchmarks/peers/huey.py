@@ -16,26 +16,21 @@ huey = RedisHuey("bench", connection_pool=pool, notify_result=True)
 
 @huey.task()
 def noop() -> int:
-    """Do nothing."""
     return effect()
 
 
 @huey.task()
 def after(previous: int) -> int:
-    """Do nothing, as a later step of a chain."""
     del previous
     return effect()
 
 
 @huey.task()
 def collect(results: list[int]) -> int:
-    """Count the results of a chord."""
     return len(results)
 
 
 class HueyQueue(Queue):
-    """Two processes."""
-
     packages = ("huey", "redis", "hiredis")
 
     def send(self) -> Any:

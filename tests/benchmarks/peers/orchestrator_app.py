@@ -11,38 +11,32 @@ app = Orchestrator()
 
 @app.task
 def noop() -> int:
-    """Do nothing."""
     return effect()
 
 
 @app.task
 def collect(results: list[int]) -> int:
-    """Count the results of a chord."""
     return len(results)
 
 
 @app.task(concurrency=1_000, concurrency_key=lambda key: key)
 def keyed(key: int) -> int:
-    """Do nothing, with a concurrency key."""
     del key
     return effect()
 
 
 @app.workflow
 async def sequence(ctx: WorkflowContext, steps: int) -> int:
-    """Run steps one after another."""
     del ctx
     return sum([await noop.schedule() for _ in range(steps)])
 
 
 @app.task
 def fibonacci(number: int) -> int:
-    """Compute a Fibonacci number."""
     return base.fibonacci(number)
 
 
 @app.workflow
 async def fibonaccis(ctx: WorkflowContext, count: int) -> int:
-    """Compute fibonacci(10) repeatedly."""
     del ctx
     return [await fibonacci.schedule(10) for _ in range(count)][-1]

@@ -30,13 +30,11 @@ BATCH = 1_000
 
 @asynccontextmanager
 async def worker() -> AsyncIterator[PgQueuer]:
-    """Create a worker."""
     connection = await asyncpg.connect(DSN)
     manager = PgQueuer.from_asyncpg_connection(connection)
 
     @manager.entrypoint("noop")
     async def noop(job: Job) -> None:
-        """Do nothing."""
         del job
         effect()
 

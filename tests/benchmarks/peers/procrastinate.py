@@ -21,7 +21,6 @@ app = App(connector=PsycopgConnector(conninfo=DSN, min_size=CONCURRENCY, max_siz
 
 @app.task(name="noop")
 async def noop() -> int:
-    """Do nothing."""
     return effect()
 
 
@@ -62,7 +61,6 @@ queue = ProcrastinateQueue()
 
 
 async def work() -> None:
-    """Run a worker."""
     async with app.open_async():
         await app.run_worker_async(concurrency=CONCURRENCY, fetch_job_polling_interval=0.1, shutdown_graceful_timeout=1)
 

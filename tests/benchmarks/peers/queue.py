@@ -58,7 +58,6 @@ class Queue:
             self.last = self.send()
 
     def enqueue_singly(self, count: int) -> None:
-        """Enqueue one task after another."""
         for _ in range(count):
             self.send()
 
@@ -67,7 +66,6 @@ class Queue:
         self.wait(self.last)
 
     def round_trip(self) -> None:
-        """Enqueue one task, and wait for its result."""
         self.wait(self.send())
 
     def latencies_at(self, rate: float, seconds: float) -> list[float]:
@@ -94,7 +92,6 @@ class AsyncQueue(Queue):
         self.run(self.connect())
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine to its end."""
         return self._runner.run(coroutine)
 
     async def connect(self) -> None:

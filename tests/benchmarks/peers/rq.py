@@ -15,7 +15,6 @@ tasks = RqQueue(connection=connection)
 
 
 def noop() -> int:
-    """Do nothing."""
     return effect()
 
 
@@ -25,8 +24,6 @@ def collect() -> int:
 
 
 class RqPeer(Queue):
-    """Two processes."""
-
     packages = ("rq", "redis", "hiredis")
 
     def send(self) -> Any:

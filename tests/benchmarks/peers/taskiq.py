@@ -27,7 +27,6 @@ broker = (
 
 @broker.task
 async def noop() -> int:
-    """Do nothing."""
     return effect()
 
 

@@ -149,9 +149,9 @@ class Arena:
             "producer": ["tests.chaos.bridge.producer"],
         }
 
-    def bridging(self, *words: str) -> list[str]:
+    def bridging(self, *arguments: str) -> list[str]:
         addresses = ["--broker", self.environment["BRIDGE_BROKER"], "--results", self.environment["BRIDGE_RESULTS"]]
-        return ["orchestrator", "bridge", "celery", *addresses, "--app", "tests.chaos.bridge.ours:app", *words]
+        return ["orchestrator", "bridge", "celery", *addresses, "--app", "tests.chaos.bridge.ours:app", *arguments]
 
     def start(self, name: str) -> None:
         log = self.folder / f"{name}.log"
@@ -169,13 +169,13 @@ class Arena:
     def _is_ready(self, name: str) -> bool:
         if name not in _READY:
             return True
-        said = (self.folder / f"{name}.log").read_bytes()[self._log_offsets[name] :]
-        return said.count(_READY[name]) >= (2 if name == "worker" else 1)
+        log_output = (self.folder / f"{name}.log").read_bytes()[self._log_offsets[name] :]
+        return log_output.count(_READY[name]) >= (2 if name == "worker" else 1)
 
-    def launch(self, name: str, words: list[str]) -> subprocess.Popen[bytes]:
+    def launch(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", *words],
+                [sys.executable, "-m", *arguments],
                 cwd=ROOT,
                 env=self.environment,
                 stdout=log,
@@ -259,8 +259,8 @@ class Arena:
     def _returned_counts(self) -> list[int]:
         """Return the number of messages that each `--back` has returned."""
         log = self.folder / "back.log"
-        said = log.read_text().splitlines() if log.exists() else []
-        return [int(line.split()[0].replace(",", "")) for line in said if "given back to Celery" in line]
+        log_output = log.read_text().splitlines() if log.exists() else []
+        return [int(line.split()[0].replace(",", "")) for line in log_output if "given back to Celery" in line]
 
     def close(self) -> None:
         for process in self._processes.values():
@@ -313,7 +313,7 @@ def _wait_for_rest(arena: Arena) -> None:
         ended = {entry["what"] for entry in entries if entry["event"] == "end"}
         if not _has_messages(arena) and (
             time.monotonic() - since > _REST_TIME
-            or all(what in ended for entry in entries if entry["event"] == "sent" for what in entry["ids"])
+            or all(task_name in ended for entry in entries if entry["event"] == "sent" for task_name in entry["ids"])
         ):
             return
         if len(entries) != size:
@@ -345,61 +345,69 @@ def _judge(arena: Arena, verdict: Verdict) -> None:
             verdict.kinds[entry["kind"]] += 1
         elif entry["event"] == "read":
             read[entry["what"]] = entry["value"]
-    sent = {what: id for entry in entries if entry["event"] == "sent" for what, id in entry["ids"].items()}
+    sent = {task_name: id for entry in entries if entry["event"] == "sent" for task_name, id in entry["ids"].items()}
     verdict.sent = len(sent)
     celerys, arrivals = read_log(arena.redis.folder)
     families: defaultdict[str, set[str]] = defaultdict(set)
-    for what, id in sent.items():
-        families[_base_name(what)].add(id)
-    missing = sorted(what for what in sent if what not in starts)
-    verdict.lost_by_celery = [what for what in missing if families[_base_name(what)] & celerys]
+    for task_name, id in sent.items():
+        families[_base_name(task_name)].add(id)
+    missing = sorted(task_name for task_name in sent if task_name not in starts)
+    verdict.lost_by_celery = [task_name for task_name in missing if families[_base_name(task_name)] & celerys]
     written = _results(arena, sent)
     cut_off = {
-        sent[what]
-        for what, runs in starts.items()
-        if what in sent
-        and any(run["who"] == "celery" and _excuse(arena, run, ends.get((what, run["pid"]))) == "redis" for run in runs)
+        sent[task_name]
+        for task_name, runs in starts.items()
+        if task_name in sent
+        and any(
+            run["who"] == "celery" and _excuse(arena, run, ends.get((task_name, run["pid"]))) == "redis" for run in runs
+        )
     }
-    broken = {what for what in sent if _is_cut_off(sent[what], written[what], cut_off)}
-    after = {_base_name(what) for what in broken}
-    unsent = {what for what in missing if _base_name(what) in after and what not in verdict.lost_by_celery}
+    broken = {task_name for task_name in sent if _is_cut_off(sent[task_name], written[task_name], cut_off)}
+    after = {_base_name(task_name) for task_name in broken}
+    unsent = {
+        task_name for task_name in missing if _base_name(task_name) in after and task_name not in verdict.lost_by_celery
+    }
     verdict.failed_by_celery = sorted(broken | unsent)
-    verdict.lost = [what for what in missing if what not in {*verdict.lost_by_celery, *unsent}]
+    verdict.lost = [task_name for task_name in missing if task_name not in {*verdict.lost_by_celery, *unsent}]
     excused: dict[str, str] = {}
-    for what, runs in sorted(starts.items(), key=lambda item: _sending_order(item[0])):
+    for task_name, runs in sorted(starts.items(), key=lambda item: _sending_order(item[0])):
         if len(runs) == 1:
             continue
-        reasons = [_excuse(arena, run, ends.get((what, run["pid"]))) for run in runs]
-        if arrivals[sent.get(what, "")] > 1:  # sent by the producer and by Celery's worker, or twice by the worker
-            first = starts.get(f"{what}#1", ())
-            if not first or any(_excuse(arena, run, ends.get((f"{what}#1", run["pid"]))) for run in first):
+        reasons = [_excuse(arena, run, ends.get((task_name, run["pid"]))) for run in runs]
+        if arrivals[sent.get(task_name, "")] > 1:  # sent by the producer and by Celery's worker, or twice by the worker
+            first = starts.get(f"{task_name}#1", ())
+            if not first or any(_excuse(arena, run, ends.get((f"{task_name}#1", run["pid"]))) for run in first):
                 reasons.append("celery")
-        before = (what.removesuffix("/2"),) if what.endswith("/2") else (f"{what}/a", f"{what}/b", f"{what}#1")
+        before = (
+            (task_name.removesuffix("/2"),)
+            if task_name.endswith("/2")
+            else (f"{task_name}/a", f"{task_name}/b", f"{task_name}#1")
+        )
         reasons += [excused[one] for one in before if one in excused]  # the task that sends this one ran again
         if sum(bool(reason) for reason in reasons) < len(runs) - 1:
-            verdict.doubled.append(f"{what}: {[(run['who'], run['pid']) for run in runs]}")
+            verdict.doubled.append(f"{task_name}: {[(run['who'], run['pid']) for run in runs]}")
         else:
-            excused[what] = next(filter(None, reasons))
-            verdict.again += excused[what] != "redis"
-            verdict.by_celery += excused[what] == "redis"
+            excused[task_name] = next(filter(None, reasons))
+            verdict.again += excused[task_name] != "redis"
+            verdict.by_celery += excused[task_name] == "redis"
     verdict.read = len(read)
     verdict.wrong = [
-        f"{what}: read {value}"
-        for what, value in read.items()
-        if value != what and what not in broken and sent[what] not in cut_off  # may have run again since
+        f"{task_name}: read {value}"
+        for task_name, value in read.items()
+        if value != task_name and task_name not in broken and sent[task_name] not in cut_off  # may have run again since
     ]
-    for what, found in written.items():
-        if what in starts and not found:
-            verdict.without_result.append(what)
-        elif found and found["result"] != what.removesuffix("#1") and what not in broken:
-            verdict.wrong.append(f"{what}: {found['status']} {found['result']}")
+    for task_name, found in written.items():
+        if task_name in starts and not found:
+            verdict.without_result.append(task_name)
+        elif found and found["result"] != task_name.removesuffix("#1") and task_name not in broken:
+            verdict.wrong.append(f"{task_name}: {found['status']} {found['result']}")
 
 
 def _results(arena: Arena, sent: dict[str, str]) -> dict[str, dict[str, Any]]:
     """Return the stored result of each task."""
     with Redis.from_url(arena.redis.url, db=1) as redis:
         texts: Any = redis.mget([f"celery-task-meta-{id}" for id in sent.values()])
-    return {what: json.loads(text) if text else {} for what, text in zip(sent, texts, strict=True)}
+    return {task_name: json.loads(text) if text else {} for task_name, text in zip(sent, texts, strict=True)}
 
 
 def _is_cut_off(id: str, found: dict[str, Any], cut_off: set[str]) -> bool:
@@ -415,14 +423,14 @@ def _is_cut_off(id: str, found: dict[str, Any], cut_off: set[str]) -> bool:
     return bool(found["result"]["exc_module"] == "redis.exceptions") and id in cut_off
 
 
-def _base_name(what: str) -> str:
+def _base_name(task_name: str) -> str:
     """Return the name part that all tasks of a chain, a chord or a retry share."""
-    return what.partition("/")[0].partition("#")[0]
+    return task_name.partition("/")[0].partition("#")[0]
 
 
-def _sending_order(what: str) -> tuple[str, int]:
+def _sending_order(task_name: str) -> tuple[str, int]:
     """Return a sort key by which each task comes after the tasks that send it."""
-    return _base_name(what), 0 if what.endswith(("/a", "/b", "#1")) else 2 if what.endswith("/2") else 1
+    return _base_name(task_name), 0 if task_name.endswith(("/a", "/b", "#1")) else 2 if task_name.endswith("/2") else 1
 
 
 def _excuse(arena: Arena, run: dict[str, Any], ended: float | None) -> str:

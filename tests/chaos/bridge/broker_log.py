@@ -20,25 +20,25 @@ def read_log(folder: Path) -> tuple[set[str], Counter[str]]:
     lists: defaultdict[bytes, list[bytes]] = defaultdict(list)
     lost: set[str] = set()
     in_script = False
-    for name, *words in _commands(folder):
+    for name, *arguments in _commands(folder):
         if name in (b"MULTI", b"EXEC"):
             in_script = name == b"MULTI"
         elif name == b"RPUSH":
-            lists[words[0]] += words[1:]
+            lists[arguments[0]] += arguments[1:]
         elif name == b"LPUSH":
-            lists[words[0]][:0] = reversed(words[1:])
+            lists[arguments[0]][:0] = reversed(arguments[1:])
             if not in_script:
-                sent.update(one for message in words[1:] for one in _ids(message))
-        elif name == b"LMOVE" and lists[words[0]]:
-            lists[words[1]].insert(0, lists[words[0]].pop())
-        elif name == b"LREM" and words[2] in lists[words[0]]:
-            lists[words[0]].remove(words[2])
-        elif name == b"RPOP" and lists[words[0]]:
-            message = lists[words[0]].pop()
+                sent.update(message_id for message in arguments[1:] for message_id in _ids(message))
+        elif name == b"LMOVE" and lists[arguments[0]]:
+            lists[arguments[1]].insert(0, lists[arguments[0]].pop())
+        elif name == b"LREM" and arguments[2] in lists[arguments[0]]:
+            lists[arguments[0]].remove(arguments[2])
+        elif name == b"RPOP" and lists[arguments[0]]:
+            message = lists[arguments[0]].pop()
             if not in_script:
                 lost |= _ids(message)
-        elif name == b"HSET" and words[0] == b"unacked":
-            lost -= _ids(words[2])
+        elif name == b"HSET" and arguments[0] == b"unacked":
+            lost -= _ids(arguments[2])
     return lost, sent
 
 
@@ -55,12 +55,12 @@ def _commands(folder: Path) -> Iterator[list[bytes]]:
             while head := file.readline():
                 if not head.startswith(b"*"):
                     continue  # a timestamp
-                words = []
+                arguments = []
                 for _ in range(int(head[1:])):
-                    words.append(file.read(int(file.readline()[1:])))
+                    arguments.append(file.read(int(file.readline()[1:])))
                     file.read(2)
-                words[0] = words[0].upper()
-                if words[0] == b"SELECT":
-                    database = words[1]
+                arguments[0] = arguments[0].upper()
+                if arguments[0] == b"SELECT":
+                    database = arguments[1]
                 elif database == b"0":
-                    yield words
+                    yield arguments

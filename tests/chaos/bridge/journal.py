@@ -10,7 +10,6 @@ from typing import Any
 
 
 def write(**entry: Any) -> None:
-    """Append a line atomically."""
     line = json.dumps({"pid": os.getpid(), "at": time.time(), **entry}) + "\n"
     file = os.open(os.environ["BRIDGE_JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
@@ -20,7 +19,6 @@ def write(**entry: Any) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return all entries so far."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 

@@ -44,10 +44,10 @@ def main(names: Sequence[str], only_list: bool, unbroken: bool, as_json: bool) -
 
     The exit code is 1 if somebody has not found what it is there to find.
     """
-    known = {mutation.name: mutation for mutation in MUTATIONS}
-    if unknown := [name for name in names if name not in known]:
-        raise click.BadParameter(f"No mutation is called {unknown[0]!r}. There are: {', '.join(known)}.")
-    selected = [known[name] for name in names] or list(MUTATIONS)
+    by_name = {mutation.name: mutation for mutation in MUTATIONS}
+    if unknown := [name for name in names if name not in by_name]:
+        raise click.BadParameter(f"No mutation is called {unknown[0]!r}. There are: {', '.join(by_name)}.")
+    selected = [by_name[name] for name in names] or list(MUTATIONS)
     if only_list:
         for mutation in selected:
             click.echo(f"{mutation.name}: {mutation.what}\n  {mutation.file}")
@@ -110,15 +110,15 @@ def _run(copy: Copy, finder: Finder) -> Verdict:
     seconds = time.monotonic() - began
     if code == -1:
         return Verdict("not ended", seconds, f"It had not ended after {_LIMIT:g} s.")
-    said = next((line.strip() for line in text.splitlines() if re.search(finder.says, line)), None)
+    matching_line = next((line.strip() for line in text.splitlines() if re.search(finder.says, line)), None)
     last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
     if code == 0:
         return Verdict("passes", seconds, last[:_MAX_LINE])
-    if said is None:
+    if matching_line is None:
         return Verdict(
             "fails otherwise", seconds, f"exit code {code}, and nobody said {finder.says!r}: {last}"[:_MAX_LINE]
         )
-    return Verdict("found", seconds, said[:_MAX_LINE])
+    return Verdict("found", seconds, matching_line[:_MAX_LINE])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -109,7 +109,6 @@ class Arena:
 
     @property
     def settings(self) -> Settings:
-        """The client's settings."""
         redis, postgres = self.client_wires
         return load_settings(
             folder=self.folder,
@@ -166,7 +165,6 @@ class Arena:
             wire.redirect(self._postgres_socket())
 
     def wires(self) -> list[Proxy]:
-        """Return every proxy."""
         of_members = [wire for member in self.members for wire in (member.redis, member.postgres) if wire is not None]
         return [*of_members, *self.client_wires]
 

@@ -43,7 +43,6 @@ class Host:
         _ip("link", "set", self._cable, "down")
 
     def plug_in(self) -> None:
-        """Reconnect the cable."""
         _ip("link", "set", self._cable, "up")
 
     def close(self) -> None:

@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 
-def append(path: Path | str, *words: object) -> None:
+def append(path: Path | str, *fields: object) -> None:
     """Append one line atomically, even with concurrent writers."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, (" ".join(map(str, words)) + "\n").encode())
+        os.write(descriptor, (" ".join(map(str, fields)) + "\n").encode())
     finally:
         os.close(descriptor)
 
@@ -111,8 +111,8 @@ class Journal:
         """
         if execution.ended is not None:
             return execution.ended
-        known = [ends[execution.pid] for ends in (self._deaths, self._exits()) if execution.pid in ends]
-        return max(execution.began, min(known, default=execution.began))
+        ends_known = [ends[execution.pid] for ends in (self._deaths, self._exits()) if execution.pid in ends]
+        return max(execution.began, min(ends_known, default=execution.began))
 
     def _exits(self) -> dict[int, float]:
         """Return when tasks ended their own processes, by process id."""

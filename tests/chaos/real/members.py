@@ -124,7 +124,6 @@ class Member:
             os.kill(self.pid, number)
 
     def signal_group(self, number: Signals) -> None:
-        """Send a signal to the process and its descendants."""
         send_group(self.pid, number)
 
     def ask_to_end(self) -> None:

@@ -48,8 +48,8 @@ class Proxies:
 
     async def _settle(self) -> None:
         """Wait until connections that were just accepted are closed."""
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(others)
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(tasks)
 
     def to(self, server: Path, address: str = "127.0.0.1") -> Proxy:
         """Return a new proxy in front of a server on a Unix socket."""
@@ -91,21 +91,17 @@ class Proxy:
         self._delay = seconds
 
     def reset(self) -> None:
-        """Reset every connection once."""
         self._call(self._reset)
 
     def redirect(self, server: Path) -> None:
-        """Direct new connections to another server."""
         self._path = server
 
     def heal(self) -> None:
-        """Forward normally again."""
         self._is_cut = False
         self._delay = 0.0
         self._call(self._is_forwarding.set)
 
     def close(self) -> None:
-        """Close the proxy and all its connections."""
 
         async def close() -> None:
             self._is_cut = True

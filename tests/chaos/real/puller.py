@@ -93,8 +93,8 @@ class Puller:
             time.sleep(min(_HEARTBEAT_INTERVAL, max(0.0, remaining)))
         while True:
             sent = time.monotonic()
-            said = {"queue_id": queue_id, "result": queue_id}
-            response = self._ask("complete", said, (200, 409), _COMPLETION_TIMEOUT)
+            completion = {"queue_id": queue_id, "result": queue_id}
+            response = self._ask("complete", completion, (200, 409), _COMPLETION_TIMEOUT)
             if response is not None and response.status_code != 503:
                 self._write("let-go", queue_id, time.monotonic(), response.status_code)
                 return
@@ -117,5 +117,5 @@ class Puller:
             self.violations.append(f"/queue/{action} was answered {response.status_code}: {response.text:.300}")
         return response
 
-    def _write(self, *words: object) -> None:
-        append(self._arena.journal.commit_log, *words)
+    def _write(self, *fields: object) -> None:
+        append(self._arena.journal.commit_log, *fields)

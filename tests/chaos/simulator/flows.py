@@ -41,9 +41,9 @@ def _check_visits(row: Any, visits: Sequence[Any], tasks: set[bytes]) -> Iterato
     if (numbers := [visit["number"] for visit in visits]) != [*range(1, 1 + len(visits))]:
         yield f"has recorded the visits {numbers}"
     called = [
-        derived_id(row["id"].bytes, "flow", visit["first_call"] + place)
+        derived_id(row["id"].bytes, "flow", visit["first_call"] + offset)
         for visit in visits
-        for place in range(visit["calls"])
+        for offset in range(visit["calls"])
     ]
     if len({*called}) != len(called):
         yield "has recorded a task with two visits"

@@ -99,9 +99,9 @@ def too_many(world: World, execution: Execution) -> str | None:
         return None
     living = {worker.child.id for worker in world.workers if not worker.is_silent}
     running = [
-        one
-        for one in (*world.executions, execution)
-        if one.name == "narrow" and one.ended is None and one.heard and one.worker in living
+        candidate
+        for candidate in (*world.executions, execution)
+        if candidate.name == "narrow" and candidate.ended is None and candidate.heard and candidate.worker in living
     ]
     return f"{len(running)} narrow tasks run at once" if len(running) > 2 else None
 

@@ -183,7 +183,6 @@ class MemoryRedis:
         self._skew = skew
 
     def set_clock(self, by: float) -> None:
-        """Move the server's clock."""
         self._skew += by
 
     def lose_message(self, choose: Callable[[list[Any]], Any]) -> None:

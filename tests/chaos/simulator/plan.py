@@ -20,8 +20,6 @@ FAULT_TIME = 9.0
 
 
 class Fault(NamedTuple):
-    """A single fault."""
-
     at: float
     kind: str
     details: tuple[Any, ...] = ()
@@ -31,8 +29,6 @@ class Fault(NamedTuple):
 
 
 class Action(NamedTuple):
-    """An action of a client."""
-
     at: float
     kind: str
     size: int

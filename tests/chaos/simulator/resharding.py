@@ -34,7 +34,6 @@ class Operator:
         return not self._requested and self._work is None
 
     def turn(self) -> None:
-        """Perform one step."""
         if self._work is None and self._requested:
             number = self._requested.pop(0)
             shards = len(self._world.redis_in_use)

@@ -130,7 +130,7 @@ class WorkerMachine:
         self.name = name
         has_others = any(worker.shard == shard for worker in world.workers)
         is_old = world.plan.seed % 4 == 3 and int(name[1:]) % 2 == 0 and has_others
-        self._names = [known for known in NAMES if not (is_old and known in NEW)]
+        self._names = [task_name for task_name in NAMES if not (is_old and task_name in NEW)]
         self.sleeps_until = 0.0
         self.heard_at = world.now
         self._boot()
@@ -277,13 +277,13 @@ class WorkerMachine:
         child = self.child
         self._world.trace(f"{child.id} dies")
         self._kill_runs()
-        if left := child.held.unended():
+        if unended := child.held.unended():
             begun = child.held.begun()
             reports: list[Report] = [
                 Lost(*attempt, alone=False)
-                if attempt in begun or begun.isdisjoint(left)
+                if attempt in begun or begun.isdisjoint(unended)
                 else Returned(*attempt, "its process died")
-                for attempt in left
+                for attempt in unended
             ]
             self._lost.append(Flush(child.id, reports))
         self._gone.append(child.id)

@@ -98,15 +98,15 @@ class World:
         self.settings = replace(self.settings, shards=shards)
         while len(self.redis) < shards:
             self.redis.append(MemoryRedis(lambda: self.now, self._call_fault))
-        gone: list[SchedulerProcess | WorkerMachine] = [one for one in self.schedulers if one.shard >= shards]
-        gone += [one for one in self.workers if one.shard >= shards]
+        gone: list[SchedulerProcess | WorkerMachine] = [member for member in self.schedulers if member.shard >= shards]
+        gone += [member for member in self.workers if member.shard >= shards]
         self._turns = [turn for turn in self._turns if turn[2] not in gone]
         heapq.heapify(self._turns)
         for scheduler in self.schedulers:
             scheduler.stop() if scheduler in gone else scheduler.crash()
-        served = {one.shard for one in self.schedulers} - {one.shard for one in gone}
-        self.schedulers = [one for one in self.schedulers if one not in gone]
-        self.workers = [one for one in self.workers if one not in gone]
+        served = {member.shard for member in self.schedulers} - {member.shard for member in gone}
+        self.schedulers = [member for member in self.schedulers if member not in gone]
+        self.workers = [member for member in self.workers if member not in gone]
         new = [shard for shard in range(shards) if shard not in served]
         added: list[Any] = []
         for _ in range(plan.schedulers):
@@ -115,8 +115,8 @@ class World:
         for number in range(max(plan.workers, len(new)) if new else 0):
             shard = new[number % len(new)]
             added.append(WorkerMachine(self, f"w{self._next_number('w')}", plan.slots, self._rate(), shard))
-        self.schedulers += [one for one in added if isinstance(one, SchedulerProcess)]
-        self.workers += [one for one in added if isinstance(one, WorkerMachine)]
+        self.schedulers += [member for member in added if isinstance(member, SchedulerProcess)]
+        self.workers += [member for member in added if isinstance(member, WorkerMachine)]
         for actor in added:
             self._add(actor, self.now + self._random.uniform(0.0, 0.3))
 
@@ -143,7 +143,6 @@ class World:
     # -- time
 
     def run(self) -> None:
-        """Run the plan to its end: the faults, then the time until everything is at rest."""
         with _without_waiting(self.plan.seed), self.poisons.injected():
             try:
                 self.run_until(FAULT_TIME)
@@ -205,11 +204,10 @@ class World:
             self._remember_at = self.now + 0.7
 
     def set_clocks(self) -> None:
-        """Set the clock of Postgres."""
         self.database.set_clock(1_000.0 + self.now + self._database_skew)
 
-    def trace(self, what: str) -> None:
-        self.history.append(f"{self.now:8.3f} {what}")
+    def trace(self, message: str) -> None:
+        self.history.append(f"{self.now:8.3f} {message}")
 
     # -- faults
 
@@ -238,10 +236,10 @@ class World:
             worker = self.workers[details[0] % len(self.workers)]
             getattr(worker, kind.replace(" ", "_"))(*details[1:])
 
-    def _cut_off(self, who: str, number: int, seconds: float) -> None:
-        if who == "worker":
+    def _cut_off(self, target: str, number: int, seconds: float) -> None:
+        if target == "worker":
             names = [self.workers[number % len(self.workers)].name]
-        elif who == "leader":
+        elif target == "leader":
             names = [scheduler.name for scheduler in self.schedulers if scheduler.leading]
         else:
             names = [scheduler.name for scheduler in self.schedulers] + [worker.name for worker in self.workers]

@@ -41,7 +41,6 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw(outcome: SoakOutcome, path: Path) -> None:
-    """Write the picture as PNG."""
     drawn_lines = [line for line in LINES if any(value is not None for value in outcome.samples[line.key])]
     panels = list(dict.fromkeys(line.panel for line in drawn_lines))
     rows = -(-len(panels) // _COLUMNS)

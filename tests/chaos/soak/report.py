@@ -54,7 +54,6 @@ def show_progress(seconds: float, line: str) -> None:
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
-    """Return the verdicts as a table."""
     rows = [("line", "median", "growth", "allowed", "")]
     for verdict in verdicts:
         line = verdict.line
@@ -70,7 +69,6 @@ def table(verdicts: Sequence[Verdict]) -> str:
 
 
 def summary(outcome: SoakOutcome) -> str:
-    """Return a summary of the outcome as text."""
     faults = Counter(struck.name for struck in outcome.struck)
     fault_counts = ", ".join(f"{name} {count}" for name, count in faults.most_common()) or "none"
     lines = [
@@ -83,12 +81,11 @@ def summary(outcome: SoakOutcome) -> str:
         lines.append(f"NOT SUCCESSFUL: {states}")
     else:
         lines.append("everything that was committed succeeded")
-    lines.extend(f"FELL: {what}" for what in outcome.fell)
+    lines.extend(f"FELL: {description}" for description in outcome.fell)
     return "\n".join(lines)
 
 
 def write_json(outcome: SoakOutcome, path: Path) -> None:
-    """Write the outcome with all samples as JSON."""
     document = {
         "minutes": outcome.minutes,
         "rate": outcome.rate,

@@ -45,7 +45,11 @@ def judge(line: Line, times: Sequence[float], values: Sequence[float | None]) ->
 
 def slope(points: Iterable[tuple[float, float]]) -> float:
     """Return the median slope of all pairs (Theil-Sen estimator), which tolerates outliers."""
-    slopes = [(there - here) / (then - now) for (now, here), (then, there) in combinations(points, 2) if then > now]
+    slopes = [
+        (second_value - first_value) / (second_time - first_time)
+        for (first_time, first_value), (second_time, second_value) in combinations(points, 2)
+        if second_time > first_time
+    ]
     return median(slopes) if slopes else 0.0
 
 

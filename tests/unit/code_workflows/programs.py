@@ -160,12 +160,12 @@ async def _step(ctx: WorkflowContext, step: Step, played: Played) -> None:
             case "get":
                 diary.append(await queue.get())
             case "gather":
-                branches = [branch(steps, f"gathered {place}") for place, steps in enumerate(arguments[0])]
+                branches = [branch(steps, f"gathered {index}") for index, steps in enumerate(arguments[0])]
                 diary.append(str(await asyncio.gather(*branches, return_exceptions=arguments[1])))
             case "group":
                 async with asyncio.TaskGroup() as group:
-                    for place, steps in enumerate(arguments[0]):
-                        group.create_task(branch(steps, f"grouped {place}"))
+                    for index, steps in enumerate(arguments[0]):
+                        group.create_task(branch(steps, f"grouped {index}"))
             case "first":
                 tasks = [asyncio.create_task(branch(steps, f"first {n}")) for n, steps in enumerate(arguments[0])]
                 done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -29,9 +29,9 @@ _DECISIONS = {"yes": "approved", "no": "rejected", "later": "a2"}
 def get(path: str, params: Any, shared: Any, input_value: Any) -> Any:
     """Resolve a path; return None if it does not exist."""
     roots = {"$params": params, "$shared": shared, "$input": input_value}
-    words = path.replace("[", ".[").split(".")
-    value = roots[words.pop(0)] if path.startswith("$") else shared
-    for word in words:
+    parts = path.replace("[", ".[").split(".")
+    value = roots[parts.pop(0)] if path.startswith("$") else shared
+    for word in parts:
         try:
             value = value[int(word[1:-1])] if word.startswith("[") else value[word]
         except (KeyError, IndexError, TypeError):
@@ -40,8 +40,6 @@ def get(path: str, params: Any, shared: Any, input_value: Any) -> Any:
 
 
 class Interpreter:
-    """Runs one flow."""
-
     def __init__(self, service: Service, most_steps: int, rule: Rule = "default") -> None:
         self.service = service
         self.rule = rule
@@ -52,7 +50,6 @@ class Interpreter:
     def run(
         self, flow: Flow, params: dict[str, Any], outer: Any, path: str = "", execs: tuple[Exec, ...] = ()
     ) -> dict[str, Any]:
-        """Run a flow; return its shared state at the end."""
         shared: dict[str, Any] = {}
         key = flow.start
         edges = {(edge.source, edge.action): edge.to for edge in flow.edges}

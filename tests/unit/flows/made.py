@@ -38,9 +38,9 @@ def service(name: str, value: Any, params: dict[str, Any]) -> Any:
 def comparable(value: Any) -> Any:
     """Return shared state without signals and error messages, for comparison."""
     if isinstance(value, dict):
-        kept = {key: one for key, one in value.items() if key not in SIGNALS}
-        return {key: True if key == "_error" else comparable(one) for key, one in kept.items()}
-    return [comparable(one) for one in value] if isinstance(value, list) else value
+        kept = {key: item for key, item in value.items() if key not in SIGNALS}
+        return {key: True if key == "_error" else comparable(item) for key, item in kept.items()}
+    return [comparable(item) for item in value] if isinstance(value, list) else value
 
 
 def make_flow(pick: Pick, depth: int = 2, *, max_steps: int, exec_type: str = "") -> dict[str, Any]:

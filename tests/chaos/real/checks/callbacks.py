@@ -18,9 +18,9 @@ def check_callbacks(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
     expected = 0
     for task, row in ended.items():
         if row["name"] == work_and_be_followed.name:
-            wanted = [row["status"]] if row["status"] in ("success", "failed") else []
-            expected += len(wanted)
-            if sorted(end for end, _ in followers[task]) != wanted:
+            expected_ends = [row["status"]] if row["status"] in ("success", "failed") else []
+            expected += len(expected_ends)
+            if sorted(end for end, _ in followers[task]) != expected_ends:
                 yield f"task {task} ended as {row['status']}, and was followed by {sorted(followers[task])}"
     created = sum(row["name"] in (follow_success.name, follow_failure.name) for row in ended.values())
     if created != expected:

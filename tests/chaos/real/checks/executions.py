@@ -32,12 +32,12 @@ def check_ends(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
 def check_executions(ended: dict[str, Any], executions: list[Execution]) -> Iterator[str]:
     """Check that every success was executed and has that execution's result, and that every failure has a reason."""
     by_attempt = {(execution.task, execution.attempt): execution for execution in executions}
-    for (task, attempt), number in Counter((one.task, one.attempt) for one in executions).items():
+    for (task, attempt), number in Counter((item.task, item.attempt) for item in executions).items():
         if number > 1:
             yield f"attempt {attempt} of task {task} ran {number} times"
     failures = Counter(execution.task for execution in executions if execution.outcome == "failed")
     began = {
-        one.task for one in executions if one.outcome != "cut short"
+        item.task for item in executions if item.outcome != "cut short"
     }  # the start of an interrupted execution may be unknown to the leader
     for task, row in ended.items():
         if row["id"] == row["run_id"] or row["name"] in (pulled.name, task_name("pull")):
@@ -69,7 +69,7 @@ def overlaps(arena: Arena, executions: list[Execution]) -> Iterator[tuple[Execut
     for execution in executions:
         by_task[execution.task].append(execution)
     for attempts in by_task.values():
-        for first, second in combinations(sorted(attempts, key=lambda one: one.began), 2):
+        for first, second in combinations(sorted(attempts, key=lambda item: item.began), 2):
             if second.began < journal.end_of(first):
                 yield first, second, journal.was_unheard(first.worker, first.began, second.began, heartbeat_gap)
 

@@ -70,8 +70,8 @@ def _check_success(run: dict[str, Any], visits: Sequence[Any], tasks: Sequence[A
     shared = FlowState.from_plain(timezones.decode(bytes(run["state"]))).shared
     received = {
         "count": shared["count"]["token"],
-        "beside": [one["token"] for one in shared["beside"]],
-        "each": [one["token"] for one in shared["each"]],
+        "beside": [item["token"] for item in shared["beside"]],
+        "each": [item["token"] for item in shared["each"]],
         "inner/own": [shared["inner"]["own"]["token"]],
     }
     rounds = results.pop("count", [])

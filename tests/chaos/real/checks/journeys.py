@@ -70,8 +70,8 @@ def _sent_messages(arena: Arena) -> dict[tuple[str, str, str], list[int]]:
     """Return the numbers of messages that clients began to send (`saying`), and of acknowledged ones (`said`)."""
     sent: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for word in ("saying", "said"):
-        for what, run, number in arena.journal.of_clients(word):
-            sent[word, what, run].append(int(number))
+        for kind, run, number in arena.journal.of_clients(word):
+            sent[word, kind, run].append(int(number))
     return sent
 
 
@@ -95,14 +95,14 @@ def _check_received(run: dict[str, Any], sent: dict[tuple[str, str, str], list[i
     result = value_of(run["result"])
     received = {"signal": result["heard"], "update": result["added"], "answer": [result["answer"]]}
     first_answer = min(sent["saying", "answer", run["id"]])  # may be effective although its sender got an error
-    for what, numbers in received.items():
-        saying, said = sent["saying", what, run["id"]], sent["said", what, run["id"]]
-        if what == "signal":
+    for kind, numbers in received.items():
+        saying, said = sent["saying", kind, run["id"]], sent["said", kind, run["id"]]
+        if kind == "signal":
             said = [number for number in said if number < first_answer]
         if len({*numbers}) != len(numbers) or not {*numbers} <= {*saying}:
-            yield f"journey {run['id']} heard {what} {numbers}, and {saying} were said"
+            yield f"journey {run['id']} heard {kind} {numbers}, and {saying} were said"
         if [number for number in numbers if number in said] != said:
-            yield f"journey {run['id']} heard {what} {numbers}, and was certainly told {said}"
+            yield f"journey {run['id']} heard {kind} {numbers}, and was certainly told {said}"
 
 
 def check_rounds(arena: Arena) -> Iterator[str]:
@@ -130,13 +130,13 @@ def check_inquiries(arena: Arena) -> Iterator[str]:
         while following[chain[-1]] in runs:
             chain.append(following[chain[-1]])
         last = runs[chain[-1]]
-        others = [runs[run] for run in chain[:-1] if (runs[run]["status"], runs[run]["reason"]) != _CONTINUED]
-        if last["status"] != "success" or last["reason"] is not None or others:
-            yield f"an inquiry of {len(chain)} runs came to no answer: {[shown(run) for run in (*others, last)]}"
+        unfinished = [runs[run] for run in chain[:-1] if (runs[run]["status"], runs[run]["reason"]) != _CONTINUED]
+        if last["status"] != "success" or last["reason"] is not None or unfinished:
+            yield f"an inquiry of {len(chain)} runs came to no answer: {[shown(run) for run in (*unfinished, last)]}"
             continue
         sent_to_chain = {
-            (word, what, last["id"]): sorted(number for run in chain for number in sent[word, what, run])
+            (word, kind, last["id"]): sorted(number for run in chain for number in sent[word, kind, run])
             for word in ("saying", "said")
-            for what in ("signal", "update", "answer")
+            for kind in ("signal", "update", "answer")
         }
         yield from _check_received(last, sent_to_chain)

@@ -25,17 +25,19 @@ def check_limits(arena: Arena, executions: list[Execution]) -> Iterator[str]:
     for task, name, number in journal.of_tasks("limit"):
         limits[task].add((name, int(number)))
     changes: dict[tuple[str, int], list[tuple[float, int, Execution]]] = defaultdict(list)
-    for one in executions:
-        ended = journal.end_of(one)
-        if one.task in limits and not journal.was_unheard(one.worker, one.began, ended, heartbeat_gap):
-            for limit_key in limits[one.task]:
-                changes[limit_key] += [(one.began, 1, one), (ended, -1, one)]
+    for execution in executions:
+        ended = journal.end_of(execution)
+        if execution.task in limits and not journal.was_unheard(
+            execution.worker, execution.began, ended, heartbeat_gap
+        ):
+            for limit_key in limits[execution.task]:
+                changes[limit_key] += [(execution.began, 1, execution), (ended, -1, execution)]
     for (name, limit), found in changes.items():
         running = 0
-        for _, change, one in sorted(found, key=lambda change: change[:2]):  # ends sort before starts
+        for _, change, execution in sorted(found, key=lambda change: change[:2]):  # ends sort before starts
             running += change
             if running > limit:
-                yield f"{running} of {name} ran at once, and {limit} may: {one}"
+                yield f"{running} of {name} ran at once, and {limit} may: {execution}"
 
 
 def check_rates(arena: Arena) -> Iterator[str]:

@@ -67,8 +67,8 @@ def _connections_left(arena: Arena) -> list[str]:
     )
     found = [f"to Postgres: {row['application_name']} ({row['state']})" for row in arena.sql(statement)]
     with arena.redis() as redis:
-        others = [client for client in redis.client_list() if client["id"] != str(redis.client_id())]
-    return found + [f"to Redis: {client['cmd']} from {client['addr']}" for client in others]
+        other_clients = [client for client in redis.client_list() if client["id"] != str(redis.client_id())]
+    return found + [f"to Redis: {client['cmd']} from {client['addr']}" for client in other_clients]
 
 
 def _persistent(check: Callable[[], list[str]], timeout: float = 5.0) -> list[str]:

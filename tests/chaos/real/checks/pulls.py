@@ -64,9 +64,9 @@ def check_pulls(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
 
 def _may_have_lost(holder: _Holder, by_request: dict[str, list[_Holder]]) -> bool:
     """Return whether a holder may have lost its work: it was silent for a lease, or overlapped another holder."""
-    others = [other for other in by_request[holder.request] if other is not holder]
-    moments = [holder.ended, *(other.began for other in others if other.began > holder.began)]
-    is_second = any(other.began < holder.began < other.ended for other in others)
+    other_holders = [other for other in by_request[holder.request] if other is not holder]
+    moments = [holder.ended, *(other.began for other in other_holders if other.began > holder.began)]
+    is_second = any(other.began < holder.began < other.ended for other in other_holders)
     return is_second or any(holder.silence_at(moment) >= LEASE - _TOLERANCE for moment in moments)
 
 

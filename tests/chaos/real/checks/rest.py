@@ -23,12 +23,12 @@ def wait_for_rest(arena: Arena, timeout: float) -> list[str]:
     deadline = began + timeout
     while True:
         try:
-            left = [*_check_rest(arena), *_check_streams(arena)]
+            remaining = [*_check_rest(arena), *_check_streams(arena)]
         except psycopg2.OperationalError as error:
-            left = [f"Postgres cannot be asked: {error}"]  # it is starting
-        if not left or time.monotonic() > deadline:
-            return left
-        append(arena.folder / "left", f"{time.monotonic() - began:7.2f}", left[-1])  # explains slow rests
+            remaining = [f"Postgres cannot be asked: {error}"]  # it is starting
+        if not remaining or time.monotonic() > deadline:
+            return remaining
+        append(arena.folder / "left", f"{time.monotonic() - began:7.2f}", remaining[-1])  # explains slow rests
         time.sleep(0.1)
 
 

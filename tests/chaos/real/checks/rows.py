@@ -8,7 +8,6 @@ import msgspec
 
 
 def value_of(result: Any) -> Any:
-    """Decode a stored result."""
     return msgspec.msgpack.decode(bytes(result)) if result is not None else None
 
 
@@ -19,5 +18,4 @@ def token_of(result: Any) -> Any:
 
 
 def shown(row: dict[str, Any]) -> str:
-    """Format a row for a message."""
     return ", ".join(f"{name} {value}" for name, value in row.items() if value is not None and name != "payload")

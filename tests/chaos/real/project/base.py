@@ -50,6 +50,6 @@ def spend(seconds: float) -> None:
         time.sleep(min(_SLICE, remaining))
 
 
-def write(*words: object) -> None:
+def write(*fields: object) -> None:
     """Append a line to the log."""
-    append(os.environ[LOG], *words)
+    append(os.environ[LOG], *fields)

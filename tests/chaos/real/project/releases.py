@@ -20,7 +20,7 @@ OF_RELEASE: Final = "_of_release_"
 """Part of the name of every task that only one release knows."""
 BOTH: Final = "both"
 STAGES: Final = ("start", "end")
-_KNOWN: Final = tuple(one for one in RELEASES if os.environ.get(RELEASE, BOTH) in (BOTH, str(one)))
+_KNOWN: Final = tuple(release for release in RELEASES if os.environ.get(RELEASE, BOTH) in (BOTH, str(release)))
 
 
 def own_stages(release: int) -> tuple[str, ...]:
@@ -71,7 +71,9 @@ async def _run_common_stages(ctx: WorkflowContext) -> dict[str, str]:
     return tokens
 
 
-WORK: Final = {one: app.task(name=f"work{OF_RELEASE}{one}")(_work) for one in _KNOWN}
-STAGE: Final = {one: app.task(name=f"stage{OF_RELEASE}{one}")(_stage) for one in _KNOWN}
+WORK: Final = {release: app.task(name=f"work{OF_RELEASE}{release}")(_work) for release in _KNOWN}
+STAGE: Final = {release: app.task(name=f"stage{OF_RELEASE}{release}")(_stage) for release in _KNOWN}
 stage_of_any = app.task(name="stage_of_any_release")(_stage)
-RELAY: Final = {one: app.workflow(name="relay", version=one)((_relay_1, _relay_2)[one - 1]) for one in _KNOWN}
+RELAY: Final = {
+    release: app.workflow(name="relay", version=release)((_relay_1, _relay_2)[release - 1]) for release in _KNOWN
+}
