@@ -54,7 +54,7 @@ def test_a_slot_moves_and_its_node_dies(database_url: str, tmp_path: Path) -> No
         first.kill()
         load.wait_for_starts()
         assert servers.replica.info("replication")["role"] == "master"
-        assert "redis" in stack.told("status")
+        assert "redis" in stack.output_of("status")
 
 
 def check_shared_features(stack: Stack, load: Load) -> None:
@@ -100,7 +100,7 @@ def test_slots_of_shards_move_and_a_node_dies(database_url: str, tmp_path: Path)
                 eventually(promoted, "the replica is promoted; other shards have gone on meanwhile")
                 load.wait_for_starts()
             assert all(stack.scalar(f'SELECT count(*) FROM "{one}".ended_tasks') for one in namespaces)
-            assert "redis" in stack.told("status")
+            assert "redis" in stack.output_of("status")
 
 
 def test_status_and_doctor_look_at_each_shard_on_its_node(database_url: str, tmp_path: Path) -> None:
@@ -118,10 +118,10 @@ def test_status_and_doctor_look_at_each_shard_on_its_node(database_url: str, tmp
             }
 
         def has_standby() -> bool:
-            return bool(json.loads(stack.told("status", "--json"))["standbys"])
+            return bool(json.loads(stack.output_of("status", "--json"))["standbys"])
 
         eventually(has_standby, "a scheduler that stands by is seen", every=0.5)
-        status = stack.told("status")
+        status = stack.output_of("status")
         assert "MB used" in status
         assert "Redis cannot be reached" not in status
         found = levels()
@@ -129,12 +129,12 @@ def test_status_and_doctor_look_at_each_shard_on_its_node(database_url: str, tmp
         assert "redis away" not in found
         servers.owners[2]("SET", Keys("apart/2").quarantine, "taken")
         servers.owners[0]("SET", Keys("apart").services, "taken")
-        taken = {one["key"] for one in json.loads(stack.told("status", "--json"))["redis"]["foreign_keys"]}
+        taken = {one["key"] for one in json.loads(stack.output_of("status", "--json"))["redis"]["foreign_keys"]}
         assert taken == {Keys("apart/2").quarantine, Keys("apart").services}
         servers.owners[1].kill()
         found = levels()
         assert (found["redis"], found["redis away"]) == ("fail", "fail")
-        assert "Redis cannot be reached" in stack.told("status")
+        assert "Redis cannot be reached" in stack.output_of("status")
 
 
 def test_sentinels_promote_a_replica(database_url: str, tmp_path: Path) -> None:
@@ -143,4 +143,4 @@ def test_sentinels_promote_a_replica(database_url: str, tmp_path: Path) -> None:
         servers.master.kill()
         load.wait_for_starts()
         assert servers.replica.info("replication")["role"] == "master"
-        assert "redis" in stack.told("status")
+        assert "redis" in stack.output_of("status")

@@ -53,9 +53,7 @@ def check_model(kind: str, value: Any, path: str = "") -> None:
         expected_type: Any = {"str": str, "int": int, "bool": bool, "float": (int, float)}[kind]
         if not isinstance(value, expected_type) or (kind == "int" and isinstance(value, bool)):
             raise Refused(400, f"{path}: expected {kind}, found {value!r}")
-    elif (
-        model := getattr(import_module("kubernetes.client.models"), kind, None)
-    ) is not None:  # the import takes a second
+    elif (model := getattr(import_module("kubernetes.client.models"), kind, None)) is not None:  # a slow import
         names = {json_name: name for name, json_name in model.attribute_map.items()}
         for name, item in value.items():
             if name not in names:

@@ -69,7 +69,7 @@ def _check_rest(world: World) -> Iterator[str]:
 
 
 def _is_kept_signal(world: World, row: Any) -> bool:
-    """Return whether pending changes hold only signals for a stuck flow, which a retry needs."""
+    """Return whether pending changes are only signals to a poisoned flow, which keeps them for a retry."""
     run = row["run_id"].bytes
     changes = decode_changes(bytes(row["body"]))
     signals = RunChanges(facts=changes.facts, of_flow=True)

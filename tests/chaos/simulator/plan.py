@@ -69,7 +69,7 @@ _CALLS = (
     ("client", "nudge"),
 )
 _SENSITIVE_BOUNDARIES = ("after commit", "before publish", "after begin_generation")
-"""Boundaries at which faults are likely to find errors."""
+"""Boundaries at which a fault is especially harmful; drawn more often."""
 _GENERATION = ("after state", "before begin_generation", "after begin_generation", "before remove_older")
 _THEMES = {
     "all": ("scheduler", "scheduler", "commit", "call", "call", "server", "worker", "worker", "clock"),
