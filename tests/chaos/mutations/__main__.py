@@ -37,12 +37,12 @@ class Verdict(NamedTuple):
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--list", "only_list", is_flag=True, help="List the mutations, and the commands that find them.")
-@click.option("--unbroken", is_flag=True, help="Run the commands on the product as it is: none may find anything.")
+@click.option("--unbroken", is_flag=True, help="Run the commands on the unchanged product: none may fail.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each command.")
 def main(names: Sequence[str], only_list: bool, unbroken: bool, as_json: bool) -> None:
-    """Break the product on purpose, in a copy, and see who finds it: all mutations, or those that are named.
+    """Break the product on purpose in a copy, and check that tests find it: all mutations, or the named ones.
 
-    The exit code is 1 if somebody has not found what it is there to find.
+    The exit code is 1 if a command has not found its mutation.
     """
     by_name = {mutation.name: mutation for mutation in MUTATIONS}
     if unknown := [name for name in names if name not in by_name]:

@@ -22,7 +22,7 @@ _LOG_INTERVAL = 5
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--seconds", type=click.FloatRange(2), default=60.0, help="How long faults strike.")
+@click.option("--seconds", type=click.FloatRange(2), default=60.0, help="How long faults are injected.")
 @click.option("--seed", type=int, default=1, help="Decides the load and the faults.")
 @click.option("--seeds", type=click.IntRange(1), default=1, help="Run this many seeds, from --seed upwards.")
 @click.option(
@@ -37,7 +37,7 @@ _LOG_INTERVAL = 5
     default="",
     show_default="all",
     metavar="A,B",
-    help="Only these kinds of work: journey, dag. What schedules start, and what people tell runs, comes beside it.",
+    help="Only these kinds of work: journey, dag. Schedules and messages to runs are added.",
 )
 @click.option("--schedulers", type=click.IntRange(1), default=2, help="One leads, and the others stand by.")
 @click.option("--workers", type=click.IntRange(1), default=3, help="Each with two processes of five slots.")
@@ -62,8 +62,8 @@ def main(
 ) -> None:
     """Run a load on real schedulers and workers, break everything around them, and check that nothing is lost.
 
-    The same seed means the same load and the same plan of faults. What exactly they meet is a matter of real time, so
-    a failing seed may need to be run several times to fail again.
+    The same seed means the same load and the same plan of faults. Their effects depend on timing, so that a failing
+    seed may need several runs to fail again.
     """
     without = left_out()
     groups = tuple(name.strip() for name in faults.split(",") if name.strip())

@@ -28,9 +28,9 @@ _MAX_VIOLATIONS = 5
 
 @click.command()
 @click.argument("seeds", nargs=-1, required=True, metavar="SEED|FIRST-LAST...")
-@click.option("--database-url", help="Of an empty database with the current schema; by default, a server is started.")
-@click.option("--shards", is_flag=True, help="In one, two or four shards, whose number may change.")
-@click.option("--all", "go_on", is_flag=True, help="Go on after one that fails.")
+@click.option("--database-url", help="URL of an empty database with the current schema; by default, a server is started.")
+@click.option("--shards", is_flag=True, help="Use one, two or four shards, whose number may change.")
+@click.option("--all", "go_on", is_flag=True, help="Continue after a failing seed.")
 def main(seeds: Sequence[str], database_url: str | None, shards: bool, go_on: bool) -> None:
     """Run seeds until one fails. Print the failing seeds and their violations, and exit with code 1."""
     plans = [(sharded_plan_for if shards else plan_for)(number) for number in _numbers(seeds)]
