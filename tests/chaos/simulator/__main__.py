@@ -28,7 +28,7 @@ _MAX_VIOLATIONS = 5
 
 @click.command()
 @click.argument("seeds", nargs=-1, required=True, metavar="SEED|FIRST-LAST...")
-@click.option("--database-url", help="URL of an empty database with the current schema; by default, a server is started.")
+@click.option("--database-url", help="URL of an empty, current database; by default, a server is started.")
 @click.option("--shards", is_flag=True, help="Use one, two or four shards, whose number may change.")
 @click.option("--all", "go_on", is_flag=True, help="Continue after a failing seed.")
 def main(seeds: Sequence[str], database_url: str | None, shards: bool, go_on: bool) -> None:
