@@ -1,4 +1,4 @@
-"""What something costs, however busy the machine is: how many functions it calls."""
+"""Cost of a function in calls, independent of the load of the machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def calls_of(function: Callable[[], object]) -> Counter[str]:
-    """Return how many functions of Python (`call`) and of C (`c_call`) a function calls."""
+    """Count the Python calls (`call`) and C calls (`c_call`) that a function makes."""
     calls: Counter[str] = Counter()
 
     def count(_: FrameType, event: str, __: Any) -> None:

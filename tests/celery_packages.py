@@ -1,4 +1,4 @@
-"""Celery for tests that need it, beside the environment and not in it: it pins packages that others want newer."""
+"""Celery for tests. Installed outside the environment, because its pinned packages conflict with newer ones there."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ _PACKAGES = "celery kombu vine amqp billiard click-didyoumean click-plugins clic
 
 
 def require_celery() -> None:
-    """Make Celery importable here and in processes that are started from here, or skip the tests of the module."""
+    """Make Celery importable in this process and its child processes, or skip the tests of the module."""
     if importlib.util.find_spec("celery") is not None:
         return
     if not FOLDER.exists():
         FOLDER.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=FOLDER.parent) as folder:
-            words = ["install", "-q", "--no-deps", "--target", f"{folder}/packages", *_PACKAGES.split()]
-            done = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"Celery cannot be installed: {done.stderr[-300:]}", allow_module_level=True)
+            arguments = ["install", "-q", "--no-deps", "--target", f"{folder}/packages", *_PACKAGES.split()]
+            result = subprocess.run(
+                [sys.executable, "-m", "pip", *arguments], capture_output=True, text=True, check=False
+            )
+            if result.returncode:
+                pytest.skip(f"Celery cannot be installed: {result.stderr[-300:]}", allow_module_level=True)
             if not FOLDER.exists():
                 Path(folder, "packages").rename(FOLDER)
     sys.path.append(str(FOLDER))

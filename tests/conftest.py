@@ -19,39 +19,39 @@ from redis import Redis
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store import database
 from tests import exits
-from tests.connections import KEPT, find_the_version_of_redis_once
+from tests.connections import KEPT, cache_redis_version
 from tests.databases import administering, new_database
 
-# Whoever started us may ignore these, as nohup does; what we start would inherit that, and obey nobody.
+# nohup ignores these signals, and child processes would inherit that and never stop: restore the defaults.
 for _number in (signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
 
-# By default httpx waits 5 s for an answer, which would say something of the machine, not of who is asked.
+# The 5 s timeout of httpx fails tests on a slow machine.
 for _part in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _part, 60.0)
 
-# A client of httpx reads all certificates when it is made, 30 ms, and many tests make one for each request.
+# Each new httpx client reads all certificates (30 ms), and many tests create one client per request.
 httpx._transports.default.create_ssl_context = functools.cache(httpx._transports.default.create_ssl_context)  # type: ignore[attr-defined]
 
-# The same examples in every run: a failure belongs to the commit that shows it.
+# The same examples in every run: a failure belongs to the commit under test.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("quick", settings.get_profile("repeatable"), max_examples=15)  # scripts/test --quick
 settings.load_profile("repeatable")
 
-find_the_version_of_redis_once()
+cache_redis_version()
 
-# What processes load that the tests start: see there.
+# Child processes of tests import `tests/startup`.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).parent / "startup"), os.environ.get("PYTHONPATH")])
 )
 
-gc.disable()  # all that is loaded and collected stays; see pytest_collection_finish
+gc.disable()  # loaded modules and collected tests stay in memory; see pytest_collection_finish
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark a test `long` whose parameters have one of the ids of its `long_for`."""
+    """Mark a test `long` if its parameters include an id of its `long_for` marker."""
     for item in items:
         ids = item.callspec.id.split("-") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else []
         if any(set(ids) & set(marker.args) for marker in item.iter_markers("long_for")):
@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage from now on, and not among what stays."""
+    """Exclude everything loaded so far from garbage collection, and enable collection."""
     gc.freeze()
     gc.enable()
 
@@ -72,24 +72,26 @@ def pytest_runtest_teardown() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def services() -> Iterator[EmbeddedServices]:
-    """Postgres and Redis in a folder of their own."""
+    """Postgres and Redis, with a temporary data folder."""
     folder = Path(tempfile.mkdtemp(prefix="orchestrator-tests-"))
     folder.chmod(0o755)
     with EmbeddedServices(folder / "services") as running:
         database.upgrade(running.database_url)
         with administering(running) as cursor:
-            cursor.execute("ALTER DATABASE orchestrator ALLOW_CONNECTIONS false")  # all others are copies of it
-            cursor.execute("ALTER SYSTEM SET fsync = off")  # its processes are killed here, and never the machine
+            cursor.execute("ALTER DATABASE orchestrator ALLOW_CONNECTIONS false")  # the template of all test databases
+            cursor.execute("ALTER SYSTEM SET fsync = off")  # tests kill Postgres processes, never the machine
             cursor.execute("ALTER SYSTEM SET full_page_writes = off")
             cursor.execute("SELECT pg_reload_conf()")
         yield running
-        running.postgres.stop("immediate")  # its hundreds of databases need not reach the disk
+        running.postgres.stop(
+            "immediate"
+        )  # skip the shutdown checkpoint: hundreds of databases need not reach the disk
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
 def database_url(services: EmbeddedServices) -> Iterator[str]:
-    """An empty database with the current schema."""
+    """URL of an empty database with the current schema."""
     with new_database(services, "test", "orchestrator") as url:
         yield url
         KEPT.close()
@@ -97,7 +99,7 @@ def database_url(services: EmbeddedServices) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def redis_url(services: EmbeddedServices) -> str:
-    """An empty Redis."""
+    """URL of an empty Redis."""
     redis = Redis.from_url(services.redis_url)
     redis.flushall()
     redis.close()

@@ -1,8 +1,7 @@
-"""Connections to Postgres outlive the tests that close them: one is kept for whoever opens the same again.
+"""Postgres connections that outlive their test: a closed connection is kept and reused for the same address.
 
-A new process of Postgres first reads its catalogues, which takes longer than most tests do. What a session has set or
-made is discarded between two users. This is done in `tests/integration`; tests of sessions themselves carry the mark
-`own_connections` there.
+A new Postgres process first reads its catalogs, which takes longer than most tests. Session state is discarded between
+two uses. Only `tests/integration` reuses connections; tests of sessions themselves carry the mark `own_connections`.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from psycopg2 import Error
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE, connection
 from sqlalchemy.dialects.postgresql.psycopg2 import PGDialect_psycopg2
 
-_MOST = 12
-"""Kept at a time; Postgres has a hundred."""
+_MAX_IDLE = 12
+"""Idle connections, at most; Postgres allows 100 connections."""
 
 
 class KeptConnections:
-    """The connections that a process of tests does not use at the moment."""
+    """The idle connections of a test process."""
 
     def __init__(self, prefix: str) -> None:
-        """Keep those to databases whose names begin so."""
+        """Keep connections to databases whose names begin with `prefix`."""
         self.is_on = False
         self._prefix = prefix
         self._lock = threading.Lock()
@@ -38,7 +37,7 @@ class KeptConnections:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Keep and hand out connections while the block lasts."""
+        """Keep and reuse connections within the block."""
         self.is_on = True
         try:
             yield
@@ -46,22 +45,21 @@ class KeptConnections:
             self.is_on = False
 
     def install(self) -> None:
-        """Have the dialect connect and close this way, whoever uses it."""
+        """Make SQLAlchemy's psycopg2 dialect connect and close through this pool."""
         dialect: Any = PGDialect_psycopg2
         connect, close = dialect.connect, dialect.do_close
 
-        def connect_or_take(self_: Any, *arguments: Any, **options: Any) -> Any:
+        def connect_or_reuse(self_: Any, *arguments: Any, **options: Any) -> Any:
             environment = [(name, value) for name, value in os.environ.items() if name.startswith("PG")]
             key = repr((arguments, sorted(options.items()), environment))
-            found = self._take(key) or connect(self_, *arguments, **options)
-            self._keys[found] = key
-            return found
+            connected = self._take(key) or connect(self_, *arguments, **options)
+            self._keys[connected] = key
+            return connected
 
-        dialect.connect = connect_or_take
-        dialect.do_close = lambda self_, one: self._keep(one) or close(self_, one)
+        dialect.connect = connect_or_reuse
+        dialect.do_close = lambda self_, idle: self._keep(idle) or close(self_, idle)
 
     def close(self) -> None:
-        """Close all that are kept."""
         with self._lock:
             while self._idle:
                 self._idle.pop()[1].close()
@@ -72,33 +70,33 @@ class KeptConnections:
                 number = next((number for number, (other, _) in enumerate(self._idle) if other == key), None)
                 if number is None:
                     return None
-                _, one = self._idle.pop(number)
-            if not select.select([one], [], [], 0)[0]:
-                return one
-            one.close()  # somebody has ended it meanwhile: nothing else is said to one that is idle
+                _, idle = self._idle.pop(number)
+            if not select.select([idle], [], [], 0)[0]:
+                return idle
+            idle.close()  # readable while idle: the server has ended the connection
         return None
 
-    def _keep(self, one: connection) -> bool:
-        """Say whether it is kept: only one that is idle, to one of our databases. Its locks and the like are gone."""
-        key = self._keys.pop(one, None)
-        if not self.is_on or key is None or one.closed or len(self._idle) >= _MOST:
+    def _keep(self, idle: connection) -> bool:
+        """Keep an idle connection to a test database, without its session state. Return whether it is kept."""
+        key = self._keys.pop(idle, None)
+        if not self.is_on or key is None or idle.closed or len(self._idle) >= _MAX_IDLE:
             return False
-        if one.isexecuting() or one.info.transaction_status != TRANSACTION_STATUS_IDLE:
+        if idle.isexecuting() or idle.info.transaction_status != TRANSACTION_STATUS_IDLE:
             return False
-        if not one.info.dbname.startswith(self._prefix):
+        if not idle.info.dbname.startswith(self._prefix):
             return False
         try:
-            one.autocommit = True
-            with one.cursor() as cursor:
+            idle.autocommit = True
+            with idle.cursor() as cursor:
                 cursor.execute("DISCARD ALL")
-            one.autocommit = False
-            one.isolation_level = None
+            idle.autocommit = False
+            idle.isolation_level = None
         except Error:
             return False
-        one.notifies.clear()
-        one.notices.clear()
+        idle.notifies.clear()
+        idle.notices.clear()
         with self._lock:
-            self._idle.append((key, one))
+            self._idle.append((key, idle))
         return True
 
 
@@ -106,6 +104,6 @@ KEPT = KeptConnections("test_")
 KEPT.install()
 
 
-def find_the_version_of_redis_once() -> None:
-    """Else the driver reads it from the files of its package for every connection."""
+def cache_redis_version() -> None:
+    """Cache the version of redis-py, which it reads from package files for every connection."""
     redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)

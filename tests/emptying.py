@@ -1,4 +1,4 @@
-"""Tables without rows, for the next test."""
+"""Empty tables before a test."""
 
 from orchestrator.store.emptying import TABLES, empty
 

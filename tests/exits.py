@@ -1,7 +1,7 @@
-"""Threads that would end this very process: they end alone, and the test that runs then fails.
+"""Turn `os._exit` from a background thread into a failure of the current test.
 
-A worker ends its process if a thread fails without which it cannot work. Here such a thread may be left by a test that
-is over, and pytest would end without a word of what failed.
+A worker ends its process when an essential thread fails. A thread left over from an earlier test would end pytest
+without any report.
 """
 
 from __future__ import annotations
@@ -25,6 +25,6 @@ os._exit = _end_thread  # type: ignore[assignment]
 
 
 def check() -> None:
-    """Fail if a thread has ended since the last check."""
+    """Fail if a thread has called `os._exit` since the last check."""
     failed, _failed[:] = "\n".join(_failed), []
     assert not failed, failed

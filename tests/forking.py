@@ -1,7 +1,7 @@
-"""Programs without the second that Python needs to load the product: forked from a process that has loaded it.
+"""Start programs quickly: fork them from a process that has imported the product, which takes a second.
 
-As a program, this file is that process. It is sent what to start, with the files of the new process and a socket for
-each: there it reports the id of the new process, and then its exit code.
+Run as a program, this file is that process. For each program it receives the arguments, the standard files and a
+socket, on which it reports the process id and then the exit code.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from termios import TIOCSCTTY
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
-_LOADED = (
+_PRELOADED = (
     *("api.app", "cli.dev.command", "cli.fleet.scheduler", "cli.fleet.worker", "cli.runs.commands", "cli.system.api"),
     *("cli.system.status", "cli.tasks.commands", "cli.tasks.enqueue", "sdk.app"),
 )
-_START_MATTERS = frozenset(("--max-memory",))
-_ONLY_AT_THE_START = ("PYTHON", "OTEL_", "LD_", "PLANTED")
-"""Variables that Python and libraries read when they are loaded, and those that no other process may read."""
+_UNFORKABLE_OPTIONS = frozenset(("--max-memory",))
+_UNFORKABLE_VARIABLES = ("PYTHON", "OTEL_", "LD_", "PLANTED")
+"""Prefixes of variables that Python or libraries read at import, or that no other process may read."""
 
 
 class Forked:
-    """A process that was forked: the part of `subprocess.Popen` that tests use."""
+    """A forked process, with the part of `subprocess.Popen` that tests use."""
 
     def __init__(self, reports: socket.socket, stdout: IO[str] | None, stderr: IO[str] | None) -> None:
         self._reports = reports
@@ -102,66 +102,66 @@ Program = subprocess.Popen[str] | Forked
 
 
 class Forking:
-    """The process that forks, once it is needed; of this Python, or of another that has the product too."""
+    """The forking process, started on first use. `python` may belong to another environment with the product."""
 
     def __init__(self, python: Path | str = sys.executable) -> None:
         self._python = python
-        self._orders: socket.socket | None = None
+        self._requests: socket.socket | None = None
 
     def begin(
         self,
-        *words: str,
+        *arguments: str,
         environment: Mapping[str, str] | None = None,
         folder: Path | str = ".",
         stdin: int | IO[Any] = subprocess.DEVNULL,
         stdout: int | IO[Any] = subprocess.DEVNULL,
         stderr: int | IO[Any] = subprocess.DEVNULL,
     ) -> Program:
-        """Start Python with these words, in a session of its own: forked, unless the program would notice."""
-        given = os.environ if environment is None else environment
-        others = {name for name, value in given.items() if os.environ.get(name) != value} - {"PYTHONUNBUFFERED"}
-        if any(name.startswith(_ONLY_AT_THE_START) for name in others) or _START_MATTERS & set(words):
+        """Run Python with these arguments in a new session. Fork unless options or variables need a new one."""
+        variables = os.environ if environment is None else environment
+        changed = {name for name, value in variables.items() if os.environ.get(name) != value} - {"PYTHONUNBUFFERED"}
+        if any(name.startswith(_UNFORKABLE_VARIABLES) for name in changed) or _UNFORKABLE_OPTIONS & set(arguments):
             return subprocess.Popen(
-                [self._python, *words],
+                [self._python, *arguments],
                 cwd=folder,
-                env=given,
+                env=variables,
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 text=True,
                 start_new_session=True,
             )
-        with ExitStack() as opened:
+        with ExitStack() as cleanup:
             pipes: list[IO[str] | None] = []
             files: list[int] = []
             for number, file in enumerate((stdin, stdout, stderr)):
                 pipe = None
                 if file == subprocess.PIPE:
                     ours, theirs = os.pipe()
-                    opened.callback(os.close, theirs)
+                    cleanup.callback(os.close, theirs)
                     pipe, file = os.fdopen(ours, encoding="utf-8"), theirs
                 elif file == subprocess.DEVNULL:
-                    file = opened.enter_context(Path(os.devnull).open("r+b"))
+                    file = cleanup.enter_context(Path(os.devnull).open("r+b"))
                 elif file == subprocess.STDOUT:
                     file = files[1]
                 if number:
                     pipes.append(pipe)
                 files.append(file if isinstance(file, int) else file.fileno())
             reports, theirs_ = socket.socketpair()
-            order = json.dumps([words, dict(given), str(Path(folder).absolute())]).encode()
+            request = json.dumps([arguments, dict(variables), str(Path(folder).absolute())]).encode()
             with theirs_:
-                socket.send_fds(self._started(), [order], [theirs_.fileno(), *files])
+                socket.send_fds(self._connected(), [request], [theirs_.fileno(), *files])
         return Forked(reports, *pipes)
 
     def run(
         self,
-        *words: str,
+        *arguments: str,
         environment: Mapping[str, str] | None = None,
         folder: Path | str = ".",
         input: str = "",
         timeout: float = 120.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run Python with these words to its end; return what it prints, and its exit code."""
+        """Run Python with these arguments; return its exit code and output."""
         with (
             tempfile.TemporaryFile("w+", encoding="utf-8") as stdin,
             tempfile.TemporaryFile("w+", encoding="utf-8") as stdout,
@@ -170,7 +170,7 @@ class Forking:
             stdin.write(input)
             stdin.seek(0)
             program = self.begin(
-                *words, environment=environment, folder=folder, stdin=stdin, stdout=stdout, stderr=stderr
+                *arguments, environment=environment, folder=folder, stdin=stdin, stdout=stdout, stderr=stderr
             )
             try:
                 code = program.wait(timeout)
@@ -179,11 +179,11 @@ class Forking:
                 raise
             for file in (stdout, stderr):
                 file.seek(0)
-            return subprocess.CompletedProcess(words, code, stdout.read(), stderr.read())
+            return subprocess.CompletedProcess(arguments, code, stdout.read(), stderr.read())
 
-    def _started(self) -> socket.socket:
-        if self._orders is None:
-            self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _connected(self) -> socket.socket:
+        if self._requests is None:
+            self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             process = subprocess.Popen(
                 [self._python, __file__, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -193,37 +193,37 @@ class Forking:
             )
             theirs.close()
             atexit.register(process.wait)
-            atexit.register(self._orders.close)
-        return self._orders
+            atexit.register(self._requests.close)
+        return self._requests
 
 
 FORKING = Forking()
 
 
-def begin(*words: str, **options: Any) -> Program:
-    """Start a command of ours; the options are those of `Forking.begin`."""
-    return FORKING.begin("-m", "orchestrator", *words, **options)
+def begin(*arguments: str, **options: Any) -> Program:
+    """Start an `orchestrator` command; the options are those of `Forking.begin`."""
+    return FORKING.begin("-m", "orchestrator", *arguments, **options)
 
 
-def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command of ours to its end; the options are those of `Forking.run`."""
-    return FORKING.run("-m", "orchestrator", *words, **options)
+def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run an `orchestrator` command to its end; the options are those of `Forking.run`."""
+    return FORKING.run("-m", "orchestrator", *arguments, **options)
 
 
-def _main(orders: socket.socket) -> None:
-    for module in _LOADED:
+def _main(requests: socket.socket) -> None:
+    for module in _PRELOADED:
         importlib.import_module(f"orchestrator.{module}")
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        order, descriptors, _, _ = socket.recv_fds(orders, 1_000_000, 4)
-        if not order:
-            return  # those who ask are gone
+        request, descriptors, _, _ = socket.recv_fds(requests, 1_000_000, 4)
+        if not request:
+            return  # the test process has ended
         if os.fork() == 0:
             break
         for descriptor in descriptors:
             os.close(descriptor)
-    orders.close()
+    requests.close()
     reports, *files = descriptors
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
@@ -241,11 +241,11 @@ def _main(orders: socket.socket) -> None:
     for number, (name, descriptor) in enumerate(zip(("stdin", "stdout", "stderr"), files, strict=True)):
         os.dup2(descriptor, number)
         os.close(descriptor)
-        _open_again(name, number)
+        _reopen(name, number)
     if os.isatty(0):
         ioctl(0, TIOCSCTTY, 0)
     try:
-        _become(*json.loads(order))
+        _run_program(*json.loads(request))
     except SystemExit as exit:
         if exit.code is not None and not isinstance(exit.code, int):
             raise
@@ -254,7 +254,7 @@ def _main(orders: socket.socket) -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """End as Python does, but do not tidy modules away one by one: it would copy all that is shared, in 0.1 s."""
+    """Exit without tearing down modules: that would copy all shared memory pages, in 0.1 s."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -262,8 +262,8 @@ def _end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _open_again(name: str, number: int) -> None:
-    """Replace a stream that remembers what kind of file it was opened on."""
+def _reopen(name: str, number: int) -> None:
+    """Replace a standard stream, because it remembers the type of file it was opened on."""
     old: io.TextIOWrapper = getattr(sys, name)
     raw: Any = open(number, "wb" if number else "rb", buffering=0 if number else -1, closefd=False)  # noqa: SIM115
     new = io.TextIOWrapper(raw, old.encoding, old.errors, write_through=bool(number))
@@ -271,27 +271,27 @@ def _open_again(name: str, number: int) -> None:
     setattr(sys, f"__{name}__", new)
 
 
-def _become(words: list[str], environment: dict[str, str], folder: str) -> None:
+def _run_program(arguments: list[str], environment: dict[str, str], folder: str) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
     sys.path[0] = folder
-    kind, *rest = words
-    if kind == "-m" and rest[0] == "orchestrator":
+    first, *rest = arguments
+    if first == "-m" and rest[0] == "orchestrator":
         sys.argv = rest
         importlib.import_module("orchestrator.cli").main(prog_name="orchestrator")
-    elif kind == "-m":
+    elif first == "-m":
         sys.argv = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
-    elif kind == "-c":
+    elif first == "-c":
         sys.argv = ["-c", *rest[1:]]
         main = sys.modules["__main__"] = ModuleType("__main__")
         exec(compile(rest[0], "<string>", "exec"), main.__dict__)
     else:
-        sys.argv = words
-        sys.path[0] = str(Path(folder, kind).parent)
-        runpy.run_path(kind, run_name="__main__")
+        sys.argv = arguments
+        sys.path[0] = str(Path(folder, first).parent)
+        runpy.run_path(first, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How many examples a property is tried with: some in every build, many times that in `scripts/test --long`.
+"""The number of examples of property tests: few in every build, many in `scripts/test --long`.
 
 ORCHESTRATOR_FUZZ=50 ./scripts/test tests/unit/test_codec.py tests/integration/test_cli_fuzz.py
 """
@@ -15,7 +15,7 @@ FACTOR = int(os.environ.get("ORCHESTRATOR_FUZZ", "1"))
 
 
 def examples(number: int, **more: Any) -> settings:
-    """Return settings for a property: the same examples in every run unless more are asked for."""
+    """Return Hypothesis settings: the same examples in every run, unless ORCHESTRATOR_FUZZ asks for more."""
     return settings(
         max_examples=number * FACTOR,
         derandomize=FACTOR == 1,
@@ -25,9 +25,9 @@ def examples(number: int, **more: Any) -> settings:
 
 
 def in_batches(variable: str, many: int, *, few: int = 25, batch: int = 200) -> pytest.MarkDecorator:
-    """Give a test the numbers of random programs: the first few in every build, all of them with `--long`.
+    """Parametrize a test with ranges of random programs: the first `few` in every build, all with `--long`.
 
-    A variable of the environment changes how many all are.
+    The environment variable `variable` overrides `many`, the number of all programs.
     """
     many = int(os.environ.get(variable, many))
     rest = (pytest.param(first, min(batch, many - first), marks=pytest.mark.long) for first in range(0, many, batch))

@@ -1,4 +1,4 @@
-"""Where the words of tasks go that run inside a test."""
+"""An outbox that collects the messages of tasks that run inside a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.workers.running.task_runtime import Outbox
 
 
 class KeptOutbox(Outbox):
-    """An outbox that keeps what it is given."""
+    """An outbox that stores messages in lists."""
 
     def __init__(self) -> None:
         self.tasks: list[NewTask] = []
@@ -42,7 +42,7 @@ class KeptOutbox(Outbox):
 
 
 class ClosedOutbox(KeptOutbox):
-    """An outbox for tasks that enqueue nothing."""
+    """An outbox for tasks that must enqueue nothing."""
 
     def hand_over(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder] | None:
         raise AssertionError(f"nothing was to be enqueued: {tasks}")

@@ -1,4 +1,4 @@
-"""Takes the pictures of the dashboard: a shop with an hour of work behind it, looked at with a real browser."""
+"""Takes the screenshots of the dashboard: a shop with an hour of work, in a real browser."""
 
 from __future__ import annotations
 
@@ -197,7 +197,6 @@ LARGE = {"width": 1280, "height": 860}
 
 
 def main(target: Path) -> None:
-    """Take all pictures."""
     with tempfile.TemporaryDirectory(prefix="orchestrator-pages-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -213,7 +212,7 @@ def main(target: Path) -> None:
 
 
 def fill(folder: Path, base: str) -> dict[str, str]:
-    """Give the pages something to show; return their addresses."""
+    """Create tasks, runs and schedules for the pages; return the path of each page."""
     api = f"{base}/api/v1"
 
     def post(path: str, body: object) -> str:
@@ -269,17 +268,17 @@ def state(api: str, run: str) -> str:
 
 
 def write_an_hour(folder: Path) -> None:
-    """Write down an hour of work that looks like one: a wave, and a mail server that was away for a while."""
+    """Insert an hour of throughput statistics with a wave, and a mail server that was down for a while."""
     random.seed(7)
     url = f"postgresql://postgres@/orchestrator?host={folder}/.orchestrator/postgres/socket"
     connection = psycopg2.connect(url)
     connection.autocommit = True
     base = datetime.now(UTC).timestamp() // 10 * 10
     with connection.cursor() as cursor:
-        for place in range(4, 360):
-            is_away = 120 < place < 160
+        for age in range(4, 360):
+            is_away = 120 < age < 160
             for queue, mean in (("mail", 40), ("images", 14), ("billing", 22), ("etl", 6)):
-                total = max(0, int(mean * (1 + 0.4 * math.sin(place / 50) + random.gauss(0, 0.12))))
+                total = max(0, int(mean * (1 + 0.4 * math.sin(age / 50) + random.gauss(0, 0.12))))
                 failed = sum(random.random() < (0.25 if is_away and queue == "mail" else 0.008) for _ in range(total))
                 waits, runs = [0] * 19, [0] * 19
                 for _ in range(total):
@@ -290,7 +289,7 @@ def write_an_hour(folder: Path) -> None:
                     " dispatched, retried, lost, waits, runs) VALUES (%s, %s, 1, %s, %s, 0, 0, %s, %s, 0, %s, %s)"
                     " ON CONFLICT DO NOTHING",
                     (
-                        datetime.fromtimestamp(base, UTC) - timedelta(seconds=10 * place),
+                        datetime.fromtimestamp(base, UTC) - timedelta(seconds=10 * age),
                         queue,
                         total - failed,
                         failed,
@@ -303,22 +302,22 @@ def write_an_hour(folder: Path) -> None:
     connection.close()
 
 
-def fill_in(api: str) -> None:
-    """Have a backfill under way."""
-    asked = httpx.post(f"{api}/schedules/nightly-sales/default/backfills", json={"start": "2026-11-01"})
-    path = f"{api}/backfills/{asked.raise_for_status().json()['id']}"
+def start_backfill(api: str) -> None:
+    """Start a backfill and wait until runs of it have ended."""
+    response = httpx.post(f"{api}/schedules/nightly-sales/default/backfills", json={"start": "2026-11-01"})
+    path = f"{api}/backfills/{response.raise_for_status().json()['id']}"
     eventually(lambda: httpx.get(path).json()["started"] - httpx.get(path).json()["open"] >= 3, "it is under way", 120)
 
 
 def take(base: str, pages: dict[str, str], target: Path) -> None:
-    """Look at each page in the light, in the dark, and on a phone."""
-    looks = [("", "light", LARGE), ("-dark", "dark", LARGE), ("-phone", "light", SMALL)]
+    """Take a screenshot of each page in the light theme, the dark theme and at phone size."""
+    variants = [("", "light", LARGE), ("-dark", "dark", LARGE), ("-phone", "light", SMALL)]
     with browsing() as browser:
         for name, path in pages.items():
-            for suffix, scheme, size in looks:
+            for suffix, scheme, size in variants:
                 file = target / f"{name}{suffix}.png"
                 if file.name == "schedules-page.png":
-                    fill_in(f"{base}/api/v1")
+                    start_backfill(f"{base}/api/v1")
                 context = browser.new_context(viewport=size, color_scheme=scheme, base_url=base)
                 page = context.new_page()
                 page.goto(path)

@@ -1,4 +1,4 @@
-"""Draws what a terminal shows: commands run on a real stack of the examples, each on a terminal of its own."""
+"""Draws terminal output as SVG: commands that run on a stack with the example applications."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ THEME = TerminalTheme(
 
 
 def main(target: Path) -> None:
-    """Take all pictures."""
     with tempfile.TemporaryDirectory(prefix="orchestrator-pictures-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -63,17 +62,17 @@ def main(target: Path) -> None:
 
 
 def join(folder: Path) -> None:
-    """Make one application of two examples, with a task that fails."""
+    """Join two examples into one application, and add a task that fails."""
     source = [(folder / f"{name}.py").read_text().partition("\nif __name__")[0] for name in ("nightly", "approval")]
-    later = re.sub(r"^from __future__.*$|^app = .*$", "", source[1].partition('"""\n')[2], flags=re.MULTILINE)
-    fails = "\n\n@app.task(retries=1)\ndef invoice(customer: str) -> str:\n    return {}[customer]\n"
-    (folder / "shop.py").write_text(source[0] + later + fails)
+    second_source = re.sub(r"^from __future__.*$|^app = .*$", "", source[1].partition('"""\n')[2], flags=re.MULTILINE)
+    failing_task = "\n\n@app.task(retries=1)\ndef invoice(customer: str) -> str:\n    return {}[customer]\n"
+    (folder / "shop.py").write_text(source[0] + second_source + failing_task)
     graph = (folder / "nightly.yaml").read_text()
     (folder / "nightly.yaml").write_text(graph.replace("nightly.", "shop."))
 
 
 def prepare(folder: Path) -> dict[str, str]:
-    """Give the pictures something to show; return the ids that commands need."""
+    """Create tasks and runs to show; return their ids for the commands."""
 
     def order(*words: str) -> str:
         return run(folder, COMMAND, *words).strip()
@@ -89,19 +88,19 @@ def prepare(folder: Path) -> dict[str, str]:
 
 
 def draw(picture: str, command: str, folder: Path, target: Path) -> None:
-    """Run a command on a terminal and write down what that shows."""
-    shown = typed([str(COMMAND), *command.split()], folder)
+    """Run a command on a terminal and write its output as an SVG file."""
+    output = terminal_output([str(COMMAND), *command.split()], folder)
     with Path(os.devnull).open("w") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True)
         console.print(Text.assemble(("$ ", "bold green"), (f"orchestrator {command}", "bold")))
-        console.print(Text.from_ansi(shown))
+        console.print(Text.from_ansi(output))
         svg = console.export_svg(title="", theme=THEME, unique_id=picture)
     without_foreign_fonts = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     (target / f"{picture}.svg").write_text(without_foreign_fonts)
 
 
-def typed(command: list[str], folder: Path) -> str:
-    """Return what a command writes to a terminal."""
+def terminal_output(command: list[str], folder: Path) -> str:
+    """Return the output of a command on a pseudo-terminal."""
     ours, theirs = pty.openpty()
     ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}

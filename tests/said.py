@@ -1,4 +1,4 @@
-"""Lines that tasks have said, as if a worker had sent them and the leader had stored them."""
+"""Log lines of tasks, stored as the leader stores them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from orchestrator.transport.codec import LogLine, encode
 def say(
     engine: Engine, task: bytes, *lines: LogLine, part: int = 0, run: bytes | None = None, step: str = "step"
 ) -> None:
-    """Store a chunk of lines."""
     attempt = lines[0].attempt
     with engine.begin() as connection:
         assert logs.insert(connection, [NewChunk(task, attempt, part, run, step, encode(list(lines)))]) == 1

@@ -1,4 +1,4 @@
-"""A look behind an application that uses the stores themselves."""
+"""Access to the backend of an application."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from orchestrator.sdk.backend import Backend
 
 
 def backend_of(app: Orchestrator) -> Backend:
-    """Return what an application has open."""
+    """Return the backend that an application has opened."""
     backend = app._client.backend
     assert isinstance(backend, Backend)
     return backend

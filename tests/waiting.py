@@ -17,13 +17,13 @@ def eventually(
 ) -> T:
     """Return the condition's first true value, as `orchestrator.testing` does.
 
-    Between two looks, leave the processor for twice the time of a look to those that are waited for.
+    Between two checks, sleep twice as long as a check took, to leave the processor to other processes.
     """
 
-    def look() -> T | None:
+    def check() -> T | None:
         began = time.perf_counter()
         if not (found := condition()):
             time.sleep(min(0.1, 2 * (time.perf_counter() - began)))
         return found
 
-    return executor_stage.eventually(look, what, timeout, every=every)
+    return executor_stage.eventually(check, what, timeout, every=every)

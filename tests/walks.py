@@ -1,8 +1,7 @@
-"""How far one walks through the files of the product to follow one thing, as calls are really made.
+"""How many product files a reader visits to follow one value through the code, measured on real calls.
 
-The walk has all calls that are given the thing, or return it, and those that lead there. A stay is a stretch of calls
-in one file, and a return a stay in a file that was visited before. All files of the product count, but for those that
-are only given the result of the whole tick.
+A walk contains every call that receives or returns the value, and their callers. A stay is a series of calls in one
+file; a return is a stay in a file visited before. Objects of a whole tick (`_TICK_TYPES`) do not count as the value.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from uuid import UUID
 import orchestrator
 
 ROOT = Path(orchestrator.__file__).parent.parent
-_OF_ALL = ("TickResult", "Transaction")
+_TICK_TYPES = ("TickResult", "Transaction")
 
 
 @dataclass
 class Walk:
-    """The files that were entered, one after another."""
+    """The product files entered, in order."""
 
     calls: list[str] = field(default_factory=list)
 
     @property
     def stays(self) -> list[str]:
-        return [file for place, file in enumerate(self.calls) if place == 0 or file != self.calls[place - 1]]
+        return [file for index, file in enumerate(self.calls) if index == 0 or file != self.calls[index - 1]]
 
     @property
     def files(self) -> set[str]:
@@ -48,20 +47,20 @@ class Walk:
 
 
 def marks_of(identifier: bytes) -> tuple[str, ...]:
-    """Return the texts by which something with an id is known wherever it stands."""
+    """Return the text forms of an id in `repr` output."""
     return repr(identifier)[2:-1], identifier.hex(), str(UUID(bytes=identifier))
 
 
 @contextmanager
 def following(*marks: str) -> Iterator[Walk]:
-    """Follow something through what is called meanwhile, by texts that stand in whatever has it."""
+    """Follow a value through the calls within the block; `marks` are texts that its `repr` contains."""
     walk = Walk()
     calls: list[str] = []
     stack: list[tuple[FrameType, int]] = []
-    on_the_way: set[int] = set()
+    on_path: set[int] = set()
 
-    def has_it(value: Any) -> bool:
-        return type(value).__name__ not in _OF_ALL and any(mark in repr(value) for mark in marks)
+    def has_value(value: Any) -> bool:
+        return type(value).__name__ not in _TICK_TYPES and any(mark in repr(value) for mark in marks)
 
     def note(frame: FrameType, event: str, value: Any) -> None:
         file = _file(frame.f_code)
@@ -70,13 +69,13 @@ def following(*marks: str) -> Iterator[Walk]:
         if event == "call":
             calls.append(file)
             stack.append((frame, len(calls) - 1))
-            given = inspect.getargvalues(frame)
-            names = [*given.args, *filter(None, (given.varargs, given.keywords))]
-            found = any(has_it(given.locals.get(name)) for name in names if name != "self")
+            arguments = inspect.getargvalues(frame)
+            names = [*arguments.args, *filter(None, (arguments.varargs, arguments.keywords))]
+            found = any(has_value(arguments.locals.get(name)) for name in names if name != "self")
         else:
-            found = has_it(value)
+            found = has_value(value)
         if found:
-            on_the_way.update(number for _, number in stack)
+            on_path.update(number for _, number in stack)
         if event == "return" and stack and stack[-1][0] is frame:
             stack.pop()
 
@@ -85,12 +84,12 @@ def following(*marks: str) -> Iterator[Walk]:
         yield walk
     finally:
         sys.setprofile(None)
-        walk.calls = [file for number, file in enumerate(calls) if number in on_the_way]
+        walk.calls = [file for number, file in enumerate(calls) if number in on_path]
 
 
 @cache
 def _file(code: CodeType) -> str | None:
-    """Return the file of the product that a function stands in; None for other code, and for parts of a function."""
+    """Return the product file of a function; None for other code, and for lambdas and comprehensions."""
     path = Path(os.path.realpath(code.co_filename))
     if code.co_name.startswith("<") or not any(
         path.is_relative_to(ROOT / part) for part in ("orchestrator", "workers")

@@ -1,6 +1,6 @@
-"""Cron a second time, by brute force: no croniter, no transitions, only looking at the clock minute by minute.
+"""A second implementation of cron, by brute force: it checks the clock minute by minute, without croniter.
 
-Good for minutes, in years in which clocks are ahead of UTC by whole minutes.
+Valid for whole minutes, in years in which time zones differ from UTC by whole minutes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def number(word: str, names: tuple[str, ...]) -> int:
 
 @functools.cache
 def values(field: str, low: int, high: int, names: tuple[str, ...]) -> frozenset[int]:
-    """Return what a field of lists, ranges and steps allows."""
+    """Return the values that a cron field of lists, ranges and steps allows."""
     found: set[int] = set()
     for part in field.split(","):
         span, _, step = part.partition("/")
@@ -46,8 +46,8 @@ def day_of_month_matches(field: str, day: date) -> bool:
 def day_of_week_matches(field: str, day: date) -> bool:
     weekday = day.isoweekday() % 7
     if "#" in field:
-        name, _, which = field.partition("#")
-        return weekday == number(name, DAYS) % 7 and (day.day - 1) // 7 + 1 == int(which)
+        name, _, occurrence = field.partition("#")
+        return weekday == number(name, DAYS) % 7 and (day.day - 1) // 7 + 1 == int(occurrence)
     if field.startswith("L"):
         last = calendar.monthrange(day.year, day.month)[1]
         return weekday == int(field[1:]) % 7 and day.day > last - 7
@@ -80,8 +80,8 @@ def minutes(start: datetime, end: datetime) -> Iterator[datetime]:
 
 
 def brute_fires(expression: str, zone: ZoneInfo, start: datetime, end: datetime) -> list[datetime]:
-    """Return the fires from `start` on and before `end`, whole minutes of UTC both."""
-    margin = timedelta(hours=30)  # more than any clock was ever turned by
+    """Return the fires from `start` up to but excluding `end`, both in UTC and in whole minutes."""
+    margin = timedelta(hours=30)  # more than any clock change
     clock = [(moment, moment.astimezone(zone).replace(tzinfo=None)) for moment in minutes(start - margin, end + margin)]
     if expression.split()[1].startswith("*"):
         return [moment for moment, local in clock if start <= moment < end and matches(expression, local)]
@@ -89,8 +89,8 @@ def brute_fires(expression: str, zone: ZoneInfo, start: datetime, end: datetime)
     for moment, local in clock:
         first_shown.setdefault(local.replace(fold=0), moment)
     fires: set[datetime] = set()
-    for wanted in minutes(clock[0][1], max(local for _, local in clock)):
-        if matches(expression, wanted):
-            shown = first_shown.get(wanted) or next(moment for moment, local in clock if local > wanted)
-            fires.add(shown.astimezone(UTC))
+    for shown_minute in minutes(clock[0][1], max(local for _, local in clock)):
+        if matches(expression, shown_minute):
+            fire = first_shown.get(shown_minute) or next(moment for moment, local in clock if local > shown_minute)
+            fires.add(fire.astimezone(UTC))
     return sorted(fire for fire in fires if start <= fire < end)

@@ -1,4 +1,4 @@
-"""A bank, for real workers that are given the database. Its tasks kill their own process where they are told to."""
+"""Bank transfers for workers with access to the database. Tasks kill their own process at a given step."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ STEPS = ("before it begins", "inside", "before the commit", "after the commit", 
 
 
 class Fate:
-    """Where one transfer dies, once."""
+    """The step at which a transfer kills its process, once."""
 
     def __init__(self, folder: str, transfer: int, step: str) -> None:
-        self._mark = Path(folder) / f"died-{transfer}"
+        self._marker = Path(folder) / f"died-{transfer}"
         self._step = step
 
-    def strikes(self, step: str) -> None:
-        if step == self._step and not self._mark.exists():
-            self._mark.touch()
+    def kill_at(self, step: str) -> None:
+        if step == self._step and not self._marker.exists():
+            self._marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -41,22 +41,22 @@ def receipt(transfer: int) -> int:
 def transfer(ctx: TaskContext, folder: str, number: int, step: str) -> int:
     fate = Fate(folder, number, step)
     log(f"{folder}/began", str(number))
-    fate.strikes("before it begins")
+    fate.kill_at("before it begins")
     with ctx.transaction() as connection:
         connection.execute(_MOVE, {"name": "Ann", "amount": -1})
-        fate.strikes("inside")
+        fate.kill_at("inside")
         connection.execute(_MOVE, {"name": "Bob", "amount": 1})
         connection.execute(_ENTER, {"transfer": number, "attempt": ctx.attempt})
         receipt.enqueue(number)
         ctx.complete(number)
-        fate.strikes("before the commit")
-    fate.strikes("after the commit")
+        fate.kill_at("before the commit")
+    fate.kill_at("after the commit")
     return number
 
 
 @app.task
 def slow_transfer(ctx: TaskContext, folder: str, number: int) -> str:
-    """Stand still inside the block, in the first attempt, until there is leave to go on."""
+    """Wait inside the transaction, in the first attempt, until the file `go` exists."""
     log(f"{folder}/began", str(ctx.attempt))
     try:
         with ctx.transaction() as connection:
@@ -64,7 +64,7 @@ def slow_transfer(ctx: TaskContext, folder: str, number: int) -> str:
             if len(Path(f"{folder}/began").read_text().splitlines()) == 1:
                 wait_for(f"{folder}/go")
             ctx.complete(f"attempt {ctx.attempt}")
-    except (AttemptOver, TaskAborted) as error:  # the leader's order to stop may come first
+    except (AttemptOver, TaskAborted) as error:  # the leader's order to stop may arrive first
         log(f"{folder}/over", type(error).__name__)
         raise
     return f"attempt {ctx.attempt}"

@@ -1,6 +1,6 @@
-"""A program of Celery and the system that it moves to, for tests of the bridge."""
+"""A Celery program and the orchestrator that takes over its tasks, for tests of the bridge."""
 
-# ruff: noqa: E402  # Celery is not there before `require_celery`
+# ruff: noqa: E402  # ruff: noqa: E402  # Celery is importable only after `require_celery`
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tests.waiting import eventually
 CELERY_WARNINGS = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # Celery leaves connections open
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # and uses commands of Redis that are deprecated
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Celery uses deprecated Redis commands
 ]
 WAIT = 30
 
 
 class Shop:
-    """A program of Celery, and the system that it moves to."""
+    """A Celery program, and the orchestrator that takes over its tasks."""
 
     def __init__(self, stack: Stack, redis_url: str, folder: Path) -> None:
         self.stack = stack
@@ -53,13 +53,13 @@ class Shop:
 
     app = "bridged:app"
 
-    def bridge(self, *words: str) -> Process:
-        process = self.stack._start("bridge", ["bridge", "celery", *self._words, *words], HERE)
+    def bridge(self, *arguments: str) -> Process:
+        process = self.stack._start("bridge", ["bridge", "celery", *self._words, *arguments], HERE)
         eventually(lambda: process.logged("bridge.ready"), f"the bridge is ready, see {process.log}")
         return process
 
-    def run(self, *words: str) -> Result:
-        return self.stack.command("bridge", "celery", *self._words, *words)
+    def run(self, *arguments: str) -> Result:
+        return self.stack.command("bridge", "celery", *self._words, *arguments)
 
     @property
     def _words(self) -> list[str]:
@@ -87,7 +87,7 @@ class Shop:
         return self._journal.read_text().splitlines() if self._journal.exists() else []
 
     def left(self) -> list[bytes]:
-        """Everything that the bridge has in Celery's Redis."""
+        """Return the keys that the bridge has in Celery's Redis."""
         found: Any = self.redis.keys("orchestrator:*")
         return [key for key in found if not key.endswith(b":bridges")]
 
@@ -108,4 +108,4 @@ def shop_fixture(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[
         shop.kill_workers()
         shop.celery.close()
         shop.redis.close()
-    gc.collect()  # what Celery leaves open is closed while its warnings are ignored
+    gc.collect()  # close Celery's open connections while its warnings are ignored

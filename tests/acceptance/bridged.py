@@ -1,4 +1,4 @@
-"""Tasks that Celery's producers call and our workers run."""
+"""Tasks that Celery's producers enqueue and our workers run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ app = Orchestrator()
 
 @app.task(name="shop.note")
 def note(what: str, seconds: float = 0.0) -> str:
-    """Write down who runs it, with the first thing it does."""
+    """Record that our worker runs the task, before anything else."""
     with (Path(os.environ["BRIDGED"]) / "journal").open("a") as journal:
         journal.write(f"ours {what}\n")
     time.sleep(seconds)
@@ -34,7 +34,7 @@ def total(numbers: list[int]) -> int:
 
 @app.task(name="shop.once", unique_key="once", on_duplicate="raise")
 def once() -> None:
-    """Of which there may be one."""
+    """A task with a unique key."""
 
 
 @app.task(name="shop.year")

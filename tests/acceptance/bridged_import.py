@@ -1,4 +1,4 @@
-"""Tasks written for Celery that have changed their import."""
+"""Tasks written for Celery, with only the import changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def miss() -> None:
 
 @app.task(name="shop.kinds")
 def kinds(*values: Any) -> list[Any]:
-    return [[type(one).__name__ for one in values], *values]
+    return [[type(value).__name__ for value in values], *values]
 
 
 @app.task(name="shop.add")

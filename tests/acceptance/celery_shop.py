@@ -1,4 +1,4 @@
-"""The same tasks, as Celery has them: its producers and workers import this."""
+"""The tasks of the bridge tests as a Celery program, imported by Celery's producers and workers."""
 
 from __future__ import annotations
 

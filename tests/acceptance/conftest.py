@@ -1,4 +1,4 @@
-"""Stacks of real processes on empty tables and an empty Redis; everything is stopped afterwards."""
+"""Stacks of real processes on empty tables and an empty Redis. All processes are stopped after the test."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.stack import HERE, Stack, stop, using
-from tests.acceptance.ways import Way, take
+from tests.acceptance.ways import Way, use_route
 
-sys.path.insert(0, str(HERE))  # as the workers see it: `project` is a top-level module
+sys.path.insert(0, str(HERE))  # as workers import it: `project` is a top-level module
 
 import project
 import sharing
@@ -39,19 +39,19 @@ SHARDS = 2
 
 @pytest.fixture
 def settings() -> dict[str, float]:
-    """Settings that differ from the defaults; a test overrides this."""
+    """Settings that differ from the defaults; tests override this fixture."""
     return {}
 
 
 @pytest.fixture(scope="module")
 def way() -> Way:
-    """How programs reach the orchestrator, unless a module takes both ways."""
+    """How programs reach the orchestrator, unless a module runs over both routes."""
     return "database"
 
 
 @contextmanager
 def fresh_stack(database_url: str, redis_url: str, folder: Path, **settings: float | str) -> Iterator[Stack]:
-    """Yield services without processes, and stop whatever a test has started."""
+    """Yield a stack without processes, and stop all processes that a test has started."""
     stack = Stack(database_url, redis_url, folder, **settings)
     stack.redis.flushall()
     with stack.engine.connect() as connection:
@@ -65,7 +65,7 @@ def fresh_stack(database_url: str, redis_url: str, folder: Path, **settings: flo
 
 @pytest.fixture
 def stack(database_url: str, redis_url: str, tmp_path: Path, settings: dict[str, float]) -> Iterator[Stack]:
-    """Services without processes."""
+    """A stack without processes."""
     with fresh_stack(database_url, redis_url, tmp_path, **settings) as stack:
         yield stack
 
@@ -78,20 +78,20 @@ def leading(
     redis_url: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Stack]:
-    """A scheduler for all tests of a module, which says for which `application` and with which `SETTINGS`."""
+    """A stack with a scheduler, shared by a module that defines `application`, and optionally `SETTINGS`."""
     folder, settings = tmp_path_factory.mktemp("stack"), getattr(request.module, "SETTINGS", {})
     with (
         fresh_stack(database_url, redis_url, folder, **settings) as stack,
         using(request.module.application, stack),
     ):
         stack.scheduler()
-        take(way, stack, project.app, request.module.application)
+        use_route(way, stack, project.app, request.module.application)
         yield stack
 
 
 @pytest.fixture
 def life(leading: Stack) -> Iterator[Stack]:
-    """The same, for a test that brings its own workers; they are stopped after it."""
+    """The stack of `leading`, for a test with its own workers; they are stopped after the test."""
     before = len(leading.processes)
     yield leading
     stop(*leading.processes[before:])
@@ -99,17 +99,17 @@ def life(leading: Stack) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def running(way: Way, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A scheduler and a worker of two processes, for all tests of a module that disturb nothing."""
+    """A stack with a scheduler and a worker of two processes, shared by tests that do not disturb each other."""
     with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
         stack.scheduler()
         stack.worker(processes=2)
-        take(way, stack, project.app)
+        use_route(way, stack, project.app)
         yield stack
 
 
 @pytest.fixture
 def sharded(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Stack]:
-    """Two shards in a namespace of their own, without processes."""
+    """A stack with two shards in a namespace of its own, without processes."""
     with sharded_stack(database_url, redis_url, tmp_path, f"shards_{uuid.uuid4().hex[:8]}", SHARDS) as stack:
         yield stack
 
@@ -118,7 +118,7 @@ def sharded(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Stack
 def sharded_stack(
     database_url: str, redis_url: str, folder: Path, namespace: str, number: int, **settings: float | str
 ) -> Iterator[Stack]:
-    """Yield services with so many shards, without processes, and remove what a test has left."""
+    """Yield a stack with several shards, without processes, and drop its schemas afterwards."""
     stack = Stack(database_url, redis_url, folder, namespace=namespace, shards=number, **settings)
     shards.upgrade(stack.settings)
     with using(project.app, stack), using(sharing.app, stack):
@@ -127,5 +127,5 @@ def sharded_stack(
         finally:
             stack.close()
             for schema in ("all", *range(1, 4)):
-                stack.sql_of(f'DROP SCHEMA IF EXISTS "{namespace}/{schema}" CASCADE')
-            stack.sql_of(f'DROP SCHEMA IF EXISTS "{namespace}" CASCADE')
+                stack.execute_sql(f'DROP SCHEMA IF EXISTS "{namespace}/{schema}" CASCADE')
+            stack.execute_sql(f'DROP SCHEMA IF EXISTS "{namespace}" CASCADE')

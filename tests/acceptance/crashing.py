@@ -1,4 +1,4 @@
-"""An application whose tasks end, copy or silence the process that runs them."""
+"""Tasks that kill, fork or block their worker process."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ async def pid_async() -> int:
 
 @app.task
 def exits(path: str, code: int) -> None:
-    """End the process behind the back of everyone."""
+    """Exit the process without cleanup."""
     log(path, str(os.getpid()))
     os._exit(code)
 
 
 @app.task
 def crashes_where_others_are(path: str, after: str, count: int) -> str:
-    """Kill its process when `count` others have begun, unless it runs alone."""
+    """Kill the process when `count` other tasks have begun, unless the task runs alone."""
     log(path, str(os.getpid()))
     deadline = time.monotonic() + 30
     while len(Path(after).read_text().split()) < count and time.monotonic() < deadline:
@@ -57,7 +57,7 @@ def becomes_another_program(path: str) -> None:
 
 @app.task
 def forks(path: str, how: str) -> int:
-    """Fork; the child ends as `how` says, the parent returns how it ended."""
+    """Fork; the child ends as `how` says, and the parent returns the child's exit code."""
     child = os.fork()
     if child == 0:
         log(path, str(os.getpid()))
@@ -109,7 +109,7 @@ def terminates_a_fork() -> int:
 
 
 def _exit_code(child: int) -> int:
-    """Wait for a child, for half a minute."""
+    """Wait up to 30 seconds for a child process; return its exit code."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -133,7 +133,7 @@ async def stops_the_loop() -> int:
 
 @app.task
 async def closes_the_loop(path: str) -> None:
-    """Take from the loop what it cannot go on without."""
+    """Break the event loop: close its selector."""
     log(path, str(os.getpid()))
     asyncio.get_running_loop()._selector.close()  # type: ignore[attr-defined]
     await asyncio.sleep(60)
@@ -149,7 +149,7 @@ async def cancels_everything() -> int:
 
 @app.task
 async def leaves_a_bomb() -> int:
-    """Start something that raises SystemExit in the loop itself."""
+    """Start a coroutine that raises SystemExit in the event loop."""
 
     async def bomb() -> None:
         sys.exit(3)
@@ -165,7 +165,7 @@ async def blocks(started: str, go: str) -> int:
     return os.getpid()
 
 
-# -- what a timeout ends
+# -- tasks that a timeout ends
 
 
 @app.task(timeout=0.3)

@@ -1,4 +1,4 @@
-"""A program written for Dramatiq, but for its import: what its workers run."""
+"""Actors written for Dramatiq, with only the import changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that two applications have: which process runs them, until they have leave to end."""
+"""Tasks that two applications share: they return the id of their process, some after the test lets them end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def pid() -> int:
 
 
 def held(started: str, go: str) -> int:
-    """Say that it started, then wait for leave to end."""
+    """Log the process id, then wait for the file `go`."""
     log(started, str(os.getpid()))
     wait_for(go)
     return os.getpid()

@@ -1,4 +1,4 @@
-"""An application whose middleware writes down what it sees, in the file that its callers name."""
+"""An application with middleware that records its calls, in a file that callers name."""
 
 from __future__ import annotations
 

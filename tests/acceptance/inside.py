@@ -1,4 +1,4 @@
-"""Tasks that talk: progress, logs, details for the next attempt, and being told to stop."""
+"""Tasks that use their context: progress, logs, heartbeat details and cancellation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ app = Orchestrator()
 
 
 def talk(ctx: TaskContext, text: str) -> None:
-    for step in range(1_000):  # far more than anybody wants to read
+    for step in range(1_000):  # far more updates than the leader stores
         ctx.progress(step / 1_000)
     ctx.progress(0.4, text)
     ctx.log("reading")
@@ -45,9 +45,9 @@ def talks_isolated(ctx: TaskContext, go: str) -> float:
 
 
 def count(ctx: TaskContext) -> list[Any]:
-    """Count to nine, three numbers an attempt."""
-    seen = ctx.details or {"numbers": []}
-    numbers = seen["numbers"]
+    """Count to nine, three numbers per attempt, with heartbeat details."""
+    details = ctx.details or {"numbers": []}
+    numbers = details["numbers"]
     for number in range(len(numbers), len(numbers) + 3):
         numbers.append([number, ctx.attempt])
         ctx.heartbeat({"numbers": numbers})
@@ -82,7 +82,7 @@ def is_killed_once(ctx: TaskContext, path: str, go: str) -> Any:
 
 @app.task
 async def is_cancelled(ctx: TaskContext, path: str) -> None:
-    """Look by itself whether to stop, in a thread that nobody can interrupt."""
+    """Poll for cancellation in a thread that cannot be interrupted."""
 
     def loop() -> None:
         log(path, "started")
@@ -103,7 +103,7 @@ def nothing(number: int) -> int:
 
 @app.task
 def has_a_thread(ctx: TaskContext) -> list[str]:
-    """Enqueue from a thread of its own, which does not know what runs around it."""
+    """Enqueue from a thread without the task's context variables."""
     ids: list[str] = []
     thread = threading.Thread(target=lambda: ids.append(ctx.enqueue(nothing, 1).id))
     thread.start()
@@ -117,7 +117,7 @@ async def adds_up(ctx: WorkflowContext, first: int, *, second: int | None = None
 
 
 def start_runs(key: str) -> dict[str, Any]:
-    """Start runs of both kinds, as a task can, and say what came of it."""
+    """Start runs of every kind from a task; return their ids and the errors of refused starts."""
     steps = app.workflows["inside.steps"]
     first = adds_up.starting(id=key, tags=["mine"]).start(1, second=2)
     refused: list[str] = []
@@ -149,14 +149,14 @@ def starts(key: str) -> dict[str, Any]:
 
 @app.task
 def starts_flow(key: str) -> list[str]:
-    """Start a flow twice under a key, and one that nobody has published; return the runs, and what was said."""
+    """Start a flow twice with one key, and an unknown flow; return the runs and the error."""
     flow = app.flows["inside.flow"].options(key=key, tags=["mine"])
-    said = [flow.start(number=7).id, flow.start(number=7).id]
+    results = [flow.start(number=7).id, flow.start(number=7).id]
     try:
         app.flows["inside.no-flow"].start()
     except OrchestratorError as error:
-        said.append(str(error))
-    return said
+        results.append(str(error))
+    return results
 
 
 @app.task

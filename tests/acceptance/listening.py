@@ -1,4 +1,4 @@
-"""A listener to server-sent events that comes back, as a browser does, with the id of the last event it got."""
+"""A client of server-sent events that reconnects, as a browser does, with the id of the last event."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from tests.waiting import eventually
 
 
 class Event(NamedTuple):
-    """One event."""
-
     kind: str
     data: Any
     id: str
 
 
 class Listener:
-    """Listens in a thread until it is told to stop, or to the end."""
+    """Listens in a thread until `stop` is called or the stream ends."""
 
     def __init__(self, url: str, *, key: str | None = None, last: str = "") -> None:
         self.url = url
@@ -38,11 +36,11 @@ class Listener:
     def of(self, kind: str) -> list[Any]:
         return [event.data for event in self.events if event.kind == kind]
 
-    def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
-        return eventually(condition, f"{what}; heard {[event.kind for event in self.events][-20:]}")
+    def wait_for(self, condition: Callable[[], Any], description: str) -> Any:
+        return eventually(condition, f"{description}; heard {[event.kind for event in self.events][-20:]}")
 
     def begun(self) -> Listener:
-        """Wait for the first snapshot."""
+        """Wait for the first snapshot; return the listener."""
         self.wait_for(lambda: self.of("snapshot"), "a snapshot")
         return self
 
@@ -50,7 +48,6 @@ class Listener:
         self._stop.set()
 
     def join(self) -> list[Event]:
-        """Wait for the end."""
         self.wait_for(lambda: not self._thread.is_alive(), "the end of the stream")
         return self.events
 
@@ -75,7 +72,7 @@ class Listener:
 
 
 def parse(lines: Iterator[str]) -> Iterator[Event]:
-    """Yield the events of a stream."""
+    """Parse the events of a stream."""
     fields: dict[str, str] = {}
     for line in lines:
         if line:
@@ -90,7 +87,6 @@ def parse(lines: Iterator[str]) -> Iterator[Event]:
 
 @contextmanager
 def listening(url: str, **options: Any) -> Iterator[Listener]:
-    """Listen for as long as the block lasts."""
     listener = Listener(url, **options)
     try:
         yield listener
@@ -99,12 +95,12 @@ def listening(url: str, **options: Any) -> Iterator[Listener]:
 
 
 def enqueue(api: str, name: str, *args: object, **options: object) -> str:
-    """Enqueue a task over HTTP."""
+    """Enqueue a task over HTTP; return its id."""
     answer = httpx.post(f"{api}/tasks", json={"name": f"project.{name}", "args": list(args), **options})
     return str(answer.raise_for_status().json()["id"])
 
 
 def ended(listener: Listener) -> list[str]:
-    """Return the tasks of a queue or run that have succeeded, as far as a listener was told."""
-    moves = (move for told in listener.of("tasks") for move in told["tasks"])
-    return [move["id"] for move in moves if move["status"] == "success"]
+    """Return the ids of successful tasks among the events received."""
+    changes = (change for event in listener.of("tasks") for change in event["tasks"])
+    return [change["id"] for change in changes if change["status"] == "success"]

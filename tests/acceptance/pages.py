@@ -1,4 +1,4 @@
-"""Pages of the documentation, played as they are printed, in an environment that has only what they say."""
+"""Runs the commands of the documentation's pages, in an environment with only the packages that the pages install."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 ENVIRONMENT = REPOSITORY / ".venv-documents"
 COMMAND = Path(sys.executable).parent / "orchestrator"
-"""The command of the tests' own environment."""
+"""The `orchestrator` command of the tests' environment."""
 _PYTHONS = {"python": Forking(ENVIRONMENT / "bin" / "python"), sys.executable: FORKING}
-"""A reader's, and that of the tests."""
-PLAYED = re.compile(r"python |orchestrator (enqueue |status|runs (start|show|resolve) (?!.*nightly|ID))")
-"""What is run of what a page tells people to type: programs, and commands that need nothing from before."""
+"""How to fork each Python: that of the pages' environment, and that of the tests."""
+EXECUTED = re.compile(r"python |orchestrator (enqueue |status|runs (start|show|resolve) (?!.*nightly|ID))")
+"""The documented commands that tests run: programs, and commands that need nothing from earlier commands."""
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w/]+\.(?:py|yaml))\n")
@@ -37,14 +37,14 @@ _FILE = re.compile(r"# ([\w/]+\.(?:py|yaml))\n")
 
 @dataclass
 class Command:
-    """One line after a `$`, without its comment, and the lines that a page shows below it."""
+    """A line after `$`, without its comment, and the output that the page shows for it."""
 
     line: str
-    shown: list[str] = field(default_factory=list)
+    expected_output: list[str] = field(default_factory=list)
 
 
 def steps(page: Path) -> Iterator[Command | tuple[str, str]]:
-    """Yield, in the order of the page, commands, and files as (name, body)."""
+    """Yield the commands and the files (name, body) of a page, in order."""
     for language, body in FENCE.findall(page.read_text(encoding="utf-8")):
         if language == "console":
             yield from _commands(body)
@@ -58,7 +58,7 @@ def files_in(page: Path) -> dict[str, str]:
 
 
 def commands(page: Path) -> list[Command]:
-    """Return all that a page tells people to type."""
+    """Return all commands of a page."""
     return [step for step in steps(page) if isinstance(step, Command)]
 
 
@@ -68,14 +68,14 @@ def _commands(body: str) -> list[Command]:
         if line.startswith("$ "):
             found.append(Command(re.sub(r"\s+# .*", "", line.removeprefix("$ "))))
         elif found:
-            found[-1].shown.append(line)
+            found[-1].expected_output.append(line)
     return found
 
 
-def play(page: Path, folder: Path) -> int:
-    """Do all that a page says, in an empty folder or one with servers; return how many programs were run.
+def run_page(page: Path, folder: Path) -> int:
+    """Run the commands of a page in a folder; check the output that the page shows. Return how many programs were run.
 
-    What it shows must be printed. Where there are servers, `orchestrator dev` is what it would start.
+    In a folder with servers, start the processes of `orchestrator dev` instead of the command itself.
     """
     ran = 0
     with ExitStack() as running:
@@ -83,81 +83,80 @@ def play(page: Path, folder: Path) -> int:
             if not isinstance(step, Command):
                 write(folder, *step)
             elif step.line.startswith("orchestrator dev "):
-                running.close()  # Ctrl-C, and the next one
+                running.close()  # as Ctrl-C does
                 app = step.line.removeprefix("orchestrator dev --app ")
-                readers = ENVIRONMENT / "bin" / "orchestrator"
-                running.enter_context(working(folder, app) if has_servers(folder) else dev(folder, app, readers))
-            elif PLAYED.match(step.line):
-                printed = type_in(folder, *shlex.split(step.line))
-                missing = [line for line in step.shown if line not in printed]
+                reader_command = ENVIRONMENT / "bin" / "orchestrator"
+                running.enter_context(working(folder, app) if has_servers(folder) else dev(folder, app, reader_command))
+            elif EXECUTED.match(step.line):
+                printed = run_command(folder, *shlex.split(step.line))
+                missing = [line for line in step.expected_output if line not in printed]
                 assert not missing, f"{page.name}: $ {step.line}: not printed: {missing}\n{printed}"
                 ran += 1
     return ran
 
 
 def write(folder: Path, name: str, body: str) -> None:
-    """Write a file of a page."""
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(body, encoding="utf-8")
 
 
-def run(folder: Path, *words: str | Path, **environment: str) -> str:
-    """Run a command as a reader would, with the programs of the pages' environment first on PATH; return its output."""
-    program, *rest = map(str, words)
+def run(folder: Path, *arguments: str | Path, **environment: str) -> str:
+    """Run a command with the programs of the pages' environment first on PATH; return its output."""
+    program, *rest = map(str, arguments)
     variables = _clean() | environment
     if program in _PYTHONS:
-        done = _PYTHONS[program].run(*rest, environment=variables, folder=folder)
+        result = _PYTHONS[program].run(*rest, environment=variables, folder=folder)
     else:
-        done = subprocess.run(
-            words, cwd=folder, env=variables, capture_output=True, text=True, timeout=120, check=False
+        result = subprocess.run(
+            arguments, cwd=folder, env=variables, capture_output=True, text=True, timeout=120, check=False
         )
-    assert done.returncode == 0, f"$ {' '.join(map(str, words))}\n{done.stdout}{done.stderr}"
-    return done.stdout
+    assert result.returncode == 0, f"$ {' '.join(map(str, arguments))}\n{result.stdout}{result.stderr}"
+    return result.stdout
 
 
-def type_in(folder: Path, *words: str) -> str:
-    """Run a command of a page: a program as a reader would; where there are servers, ours in a fork."""
-    if words[0] != "orchestrator" or not has_servers(folder):
-        return run(folder, *words)
-    process = _begin(folder, *words[1:])
-    code, said = process.wait(120), process.log.read_text()
+def run_command(folder: Path, *arguments: str) -> str:
+    """Run a command of a page; in a folder with servers, run `orchestrator` commands in a fork of the tests' Python."""
+    if arguments[0] != "orchestrator" or not has_servers(folder):
+        return run(folder, *arguments)
+    process = _start(folder, *arguments[1:])
+    code, output = process.wait(120), process.log.read_text()
     process.log.unlink()
-    assert code == 0, f"$ {' '.join(words)}\n{said}"
-    return said
+    assert code == 0, f"$ {' '.join(arguments)}\n{output}"
+    return output
 
 
 def has_servers(folder: Path) -> bool:
-    """Say whether the settings of a folder name servers."""
+    """Return whether the settings of a folder name servers."""
     return (folder / "pyproject.toml").exists()
 
 
 @contextmanager
 def working(folder: Path, app: str) -> Iterator[None]:
-    """Start what `orchestrator dev` starts, on servers that are there."""
+    """Start the processes of `orchestrator dev` on existing servers."""
     urls = [line for line in (folder / "pyproject.toml").read_text().splitlines() if not line.startswith("app = ")]
     (folder / "pyproject.toml").write_text("\n".join([*urls, f'app = "{app}"\n']))
     with ExitStack() as stack:
         options = ("--app", app, "--processes", "1", "--queues", "*", "--allow", ".", "--database")
-        for words, ready in ((["scheduler"], "scheduler.leading"), (["worker", *options], "process.ready")):
-            process = _begin(folder, *words)
+        for arguments, ready in ((["scheduler"], "scheduler.leading"), (["worker", *options], "process.ready")):
+            process = _start(folder, *arguments)
             stack.callback(process.stop)
-            eventually(partial(process.logged, ready), f"{words[0]} is ready, see {process.log}")
-        type_in(folder, "orchestrator", "schedules", "apply", "--app", app)
+            eventually(partial(process.logged, ready), f"{arguments[0]} is ready, see {process.log}")
+        run_command(folder, "orchestrator", "schedules", "apply", "--app", app)
         yield
 
 
-def _begin(folder: Path, *words: str) -> Process:
+def _start(folder: Path, *arguments: str) -> Process:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
-    return Process([*words], kept, folder / f"{words[0]}.log", folder)
+    return Process([*arguments], kept, folder / f"{arguments[0]}.log", folder)
 
 
 @contextmanager
 def dev(folder: Path, app: str, command: Path = COMMAND) -> Iterator[None]:
-    """Run `orchestrator dev` in a folder, as the README says."""
+    """Run `orchestrator dev` in a folder within the block."""
     log = folder / "dev.log"
-    words: list[str | Path] = [command, "dev", "--app", app]
+    arguments: list[str | Path] = [command, "dev", "--app", app]
     with log.open("wb") as output:
-        process = subprocess.Popen(words, cwd=folder, stdout=output, stderr=output, env=_clean())
+        process = subprocess.Popen(arguments, cwd=folder, stdout=output, stderr=output, env=_clean())
     try:
         eventually(lambda: "process.ready" in log.read_text() or process.poll() is not None, "dev is ready", 120)
         assert process.poll() is None, log.read_text()
@@ -168,33 +167,37 @@ def dev(folder: Path, app: str, command: Path = COMMAND) -> Iterator[None]:
 
 
 def _clean() -> dict[str, str]:
-    """Return the variables of a reader: nothing of ours, and nothing of the environment in which the tests run."""
+    """Return the environment variables without those of the orchestrator and of the tests' Python environment."""
     ours = ("ORCHESTRATOR_", "PYTHON", "VIRTUAL_ENV", "PYTEST")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return kept | {"PATH": os.pathsep.join([str(ENVIRONMENT / "bin"), os.environ["PATH"]])}
 
 
 def install() -> None:
-    """Make the environment that the pages ask for: the newest of everything, kept until the requirements change.
+    """Install the newest packages that the pages name into an environment, kept until the requirements change.
 
-    The package is installed editable, so that it need not be built for every change; test_wheel.py builds it.
+    The orchestrator is installed editable, to avoid a build for every change; test_wheel.py builds the package.
     """
-    asked = [command.line for page in PAGES for command in commands(page) if command.line.startswith("pip install ")]
-    stamp = hashlib.sha256("\n".join([sys.version, (REPOSITORY / "pyproject.toml").read_text(), *asked]).encode())
-    made = ENVIRONMENT / stamp.hexdigest()
-    if made.exists():
+    install_commands = [
+        command.line for page in PAGES for command in commands(page) if command.line.startswith("pip install ")
+    ]
+    stamp = hashlib.sha256(
+        "\n".join([sys.version, (REPOSITORY / "pyproject.toml").read_text(), *install_commands]).encode()
+    )
+    stamp_file = ENVIRONMENT / stamp.hexdigest()
+    if stamp_file.exists():
         return
     shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     has_uv = find_spec("uv") is not None
     subprocess.run([sys.executable, "-m", "venv", *(["--without-pip"] if has_uv else []), ENVIRONMENT], check=True)
-    wanted = [word for line in dict.fromkeys(asked) for word in shlex.split(line)[2:]]
+    packages = [word for line in dict.fromkeys(install_commands) for word in shlex.split(line)[2:]]
     python = ENVIRONMENT / "bin" / "python"
     program: list[str | Path] = (
         [sys.executable, "-m", "uv", "pip", "install", "--python", python]
         if has_uv
-        else [python, "-m", "pip", "install", "--no-compile"]  # most of it is never imported
+        else [python, "-m", "pip", "install", "--no-compile"]  # most modules are never imported
     )
-    program += ["--quiet", "--editable", *wanted]
-    done = subprocess.run(program, cwd=REPOSITORY, env=_clean(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    made.touch()
+    program += ["--quiet", "--editable", *packages]
+    result = subprocess.run(program, cwd=REPOSITORY, env=_clean(), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    stamp_file.touch()

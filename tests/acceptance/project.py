@@ -1,6 +1,6 @@
-"""The application that the acceptance tests run: a user's module, imported by real workers.
+"""The application of the acceptance tests: a user's module that real workers import.
 
-Tasks write to a log file outside the system, so that a test can count what really ran.
+Tasks write to log files outside the system, so that tests can count how often a task ran.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ app = Orchestrator()
 
 
 def wait_for(path: str) -> None:
-    """Wait, inside a task, until the test says go by creating a file."""
+    """Wait inside a task until the test creates a file."""
     while not Path(path).exists():
         time.sleep(0.005)
 
 
 def log(path: str, line: str) -> None:
-    """Append one line, whole or not at all."""
+    """Append one line atomically."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(descriptor, f"{line}\n".encode())
@@ -56,7 +56,7 @@ def noop() -> None:
 
 @app.task
 def work(**given: Any) -> Any:
-    """Is done by an executor, whose tests say which."""
+    """Run by an executor that the test chooses."""
     raise NotImplementedError
 
 
@@ -71,7 +71,7 @@ def add(a: int, b: int) -> int:
 
 @app.task
 def total(numbers: list[int], path: str, name: str) -> int:
-    """Is a callback, which says that it ran."""
+    """A callback that logs its name."""
     time.sleep(0.01)
     log(path, name)
     return sum(numbers)
@@ -79,7 +79,7 @@ def total(numbers: list[int], path: str, name: str) -> int:
 
 @app.task
 def compose(ctx: TaskContext, path: str, *, on_success: bool) -> str:
-    """Start a chord from inside, then die at the first attempt."""
+    """Start a chord from inside a task, then kill the process in the first attempt."""
     header = group(add.s(1, number) for number in range(5))
     run = chord(header, total.s(path, "inside")).start(on_success=on_success)
     if ctx.attempt == 1:
@@ -155,14 +155,14 @@ def logged(path: str, number: int) -> int:
 
 @app.task
 def timed(path: str, seconds: float = 0.0) -> None:
-    """Write down when it started, on a clock that all processes of this machine share."""
+    """Log the start time, on a clock that all processes of this machine share."""
     log(path, repr(time.monotonic()))
     time.sleep(seconds)
 
 
 @app.task
 def in_one_transaction(ctx: TaskContext, a: int, b: int) -> str:
-    """Complete together with what it enqueues, and say what its own statements come to."""
+    """Complete in one transaction with a query and a new task."""
     with ctx.transaction() as connection:
         found: str = connection.exec_driver_sql("SELECT 'orchestrator.tasks'").scalar_one()
         child = add.enqueue(a, b)
@@ -172,7 +172,7 @@ def in_one_transaction(ctx: TaskContext, a: int, b: int) -> str:
 
 @app.task
 def completes_with_nothing(ctx: TaskContext) -> int:
-    """Complete without a result."""
+    """Open a transaction without `ctx.complete`."""
     with ctx.transaction():
         pass
     return 3
@@ -180,13 +180,13 @@ def completes_with_nothing(ctx: TaskContext) -> int:
 
 @app.task
 def attempt_of(number: int, ctx: TaskContext | None = None) -> int:
-    """Return the attempt, which only a worker's context knows."""
+    """Return the attempt, which only the context of a worker has."""
     return number + (ctx.attempt if ctx is not None else 100)
 
 
 @app.task
 def held(started: str, go: str) -> int:
-    """Say that it started, then wait for leave to end."""
+    """Log the process id, then wait for the file `go`."""
     log(started, str(os.getpid()))
     wait_for(go)
     return os.getpid()
@@ -305,7 +305,7 @@ def parent_with_another_call(key: str) -> list[str]:
 
 @app.task(retries=1)
 def parent_on_success(path: str, tries: str) -> str:
-    """Fail the first time; the child of the failed try must never exist."""
+    """Fail the first attempt, whose child task must never exist."""
     log(tries, "try")
     child = logged.options(on_success=True).enqueue(path, len(Path(tries).read_text().splitlines()))
     if len(Path(tries).read_text().splitlines()) == 1:
@@ -336,7 +336,7 @@ async def steps(ctx: WorkflowContext, count: int) -> int:
 
 @app.workflow
 async def parallel(ctx: WorkflowContext, path: str, go: str, width: int) -> list[int]:
-    """A parallel section that goes on when the test says so, and one after it."""
+    """Run a parallel section that ends when the test creates a file, and a second one."""
     numbers = await asyncio.gather(*(logged_when.schedule(path, go, number) for number in range(width)))
     return list(await asyncio.gather(*(logged.schedule(path, width + number) for number in numbers)))
 
@@ -364,7 +364,7 @@ async def approval(ctx: WorkflowContext, patience: float) -> str:
 
 @dataclass
 class Ruling:
-    """What somebody says of an order."""
+    """A decision about an order."""
 
     ok: bool
     amount: float
@@ -380,7 +380,7 @@ async def ruling(ctx: WorkflowContext) -> list[Any]:
 
 @app.workflow
 async def basket(ctx: WorkflowContext) -> list[str]:
-    """Collect what is signalled until somebody pays."""
+    """Collect the items of signals until the item is `pay`."""
     items: list[str] = []
 
     @ctx.update
@@ -401,7 +401,7 @@ async def basket(ctx: WorkflowContext) -> list[str]:
 
 @app.workflow
 async def restless(ctx: WorkflowContext, number: int = 0) -> None:
-    """Continue as new all the time, and never end by itself."""
+    """Continue as new forever."""
 
     @ctx.update
     def count() -> int:
@@ -413,14 +413,14 @@ async def restless(ctx: WorkflowContext, number: int = 0) -> None:
 
 @app.workflow
 async def leaves(ctx: WorkflowContext, seconds: float) -> None:
-    """Leave a child alone that never ends by itself."""
+    """End while a child workflow still runs."""
     restless.schedule()
     await ctx.sleep(seconds)
 
 
 @app.workflow
 async def tidy(ctx: WorkflowContext, path: str) -> None:
-    """Wait for ever; asked to stop, tidy up."""
+    """Wait forever; when cancelled, run a cleanup task."""
     child = approval.schedule(3600.0)
     try:
         await asyncio.gather(child, logged_when.options(queue="nobody").schedule(path, path, 1))
@@ -435,7 +435,7 @@ def heavy(number: int) -> str:
 
 @app.workflow
 async def collect(ctx: WorkflowContext, count: int, path: str) -> int:
-    """Take down the process that runs it, once, when there is much to replay; then wait to be told to end."""
+    """Kill the worker process once, when there is much to replay; then wait for a promise."""
     parts = await asyncio.gather(*(heavy.schedule(number) for number in range(count)))
     with unguarded():
         if not Path(path).exists():

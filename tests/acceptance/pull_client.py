@@ -1,4 +1,4 @@
-"""A client of the pull protocol in Python, for its conformance suite; BROKEN names a rule that it does not keep."""
+"""A client of the pull protocol, for its conformance suite; the variable BROKEN names a rule to violate."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BROKEN = os.environ.get("BROKEN", "")
 stopping = threading.Event()
 
 
-def ask(what: str, timeout: float = 60, **body: Any) -> tuple[int, Any, float]:
-    """Return the status, 0 without an answer; the answer; and the seconds to pause before it is sent again."""
+def ask(action: str, timeout: float = 60, **body: Any) -> tuple[int, Any, float]:
+    """Send a request; return the status (0 without a response), the body, and the seconds to wait before a retry."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ['ORCHESTRATOR_API_KEY']}"}
-    request = Request(f"{os.environ['ORCHESTRATOR_API_URL']}/queue/{what}", json.dumps(body).encode(), headers)
+    request = Request(f"{os.environ['ORCHESTRATOR_API_URL']}/queue/{action}", json.dumps(body).encode(), headers)
     try:
-        with urlopen(request, timeout=timeout) as answer:
-            return answer.status, json.loads(answer.read() or b"null"), 0
+        with urlopen(request, timeout=timeout) as response:
+            return response.status, json.loads(response.read() or b"null"), 0
     except HTTPError as error:
         return error.code, None, float(error.headers.get("Retry-After") or 1)
     except (OSError, HTTPException):
@@ -31,7 +31,7 @@ def ask(what: str, timeout: float = 60, **body: Any) -> tuple[int, Any, float]:
 
 
 class Job:
-    """Leased work."""
+    """A leased piece of work."""
 
     def __init__(self, work: dict[str, Any]) -> None:
         self.work = work
@@ -41,19 +41,19 @@ class Job:
         self.ended = threading.Event()
 
     def outcome(self) -> dict[str, Any]:
-        given = self.work["input"]
-        match given["do"]:
+        task_input = self.work["input"]
+        match task_input["do"]:
             case "return":
-                return {"result": given["value"]}
+                return {"result": task_input["value"]}
             case "large":
-                return {"result": "x" * given["bytes"]}
+                return {"result": "x" * task_input["bytes"]}
             case "fail":
-                return {"error": {name: given[name] for name in given if name not in ("do", "id")}}
+                return {"error": {name: task_input[name] for name in task_input if name not in ("do", "id")}}
             case "log":
-                return {"logs": given["lines"] if BROKEN != "logs" else given["lines"][::-1]}
+                return {"logs": task_input["lines"] if BROKEN != "logs" else task_input["lines"][::-1]}
             case "progress":
-                self.progress = {"progress": {"fraction": given["fraction"], "text": given["text"]}}
-        self.stopped.wait(given["seconds"])
+                self.progress = {"progress": {"fraction": task_input["fraction"], "text": task_input["text"]}}
+        self.stopped.wait(task_input["seconds"])
         return {"result": self.work["attempt"]}
 
     def beat(self) -> None:
@@ -65,13 +65,13 @@ class Job:
     def perform(self) -> None:
         if BROKEN != "heartbeat":
             threading.Thread(target=self.beat, daemon=True).start()
-        said = self.outcome()
+        report = self.outcome()
         while not self.stopped.is_set():
-            status, _, pause = ask("complete", **self.lease, **said)
+            status, _, pause = ask("complete", **self.lease, **report)
             if status in (200, 404, 409) or BROKEN == "complete":
                 break
             if status in (400, 413, 422):
-                said = {"error": f"The API refused the result: {status}"}
+                report = {"error": f"The API refused the result: {status}"}
             else:
                 time.sleep(pause)
         self.ended.set()

@@ -1,4 +1,4 @@
-"""A program written for RQ, but for its imports: what its workers run."""
+"""Jobs written for RQ, with only the imports changed."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ queue = Queue("mail")
 
 
 def send(to: str, at: datetime | None = None, *, copies: int = 1) -> dict[str, Any]:
-    """Return what arrived."""
+    """Return the arguments and the type of `at`."""
     return {"to": to, "is_time": isinstance(at, datetime), "copies": copies}
 
 
 async def later(number: int) -> int:
-    """Return more."""
     return number + 1
 
 
 def fail(text: str) -> None:
-    """Fail."""
     raise ValueError(text)
 
 
 def flaky(folder: str, failures: int) -> int:
-    """Fail so many times."""
+    """Fail the first `failures` attempts."""
     path = Path(folder, "tries")
     with path.open("a") as file:
         file.write("x")
@@ -40,7 +38,7 @@ def flaky(folder: str, failures: int) -> int:
 
 
 def again(folder: str) -> int | Retry:
-    """Ask for one more try."""
+    """Return a Retry at the first call."""
     path = Path(folder, "again")
     if path.exists():
         return 2
@@ -49,13 +47,12 @@ def again(folder: str) -> int | Retry:
 
 
 def note(folder: str, word: str) -> None:
-    """Write a word."""
     with Path(folder, "words").open("a") as file:
         file.write(f"{word}\n")
 
 
 def step(folder: str, total: int) -> str:
-    """Say how far it has come, and hold."""
+    """Save progress in the job's metadata, then wait as `hold` does."""
     job = get_current_job()
     assert job is not None
     job.meta["done"] = total
@@ -64,7 +61,7 @@ def step(folder: str, total: int) -> str:
 
 
 def hold(folder: str) -> str:
-    """Go on when it is let."""
+    """Create `began`, and wait for the file `go`."""
     Path(folder, "began").touch()
     while not Path(folder, "go").exists():
         time.sleep(0.01)
@@ -72,66 +69,58 @@ def hold(folder: str) -> str:
 
 
 def block(folder: str) -> None:
-    """Hold in a call that nothing interrupts."""
+    """Create `began`, and block in one call that nothing interrupts."""
     Path(folder, "began").touch()
     time.sleep(120)
 
 
 def give(value, *others):  # type: ignore[no-untyped-def]
-    """Return what arrived, and its types."""
+    """Return the first argument, and the types of the others."""
     return value, [type(one).__name__ for one in others]
 
 
 def named(path: Path, when):  # type: ignore[no-untyped-def]
-    """Return the types of what arrived."""
     return [isinstance(path, Path), type(when).__name__]
 
 
 def make(kind: str) -> Any:
-    """Return a value of a class."""
     return Path(kind)
 
 
 def sum_up() -> list[Any]:
-    """Add what the jobs before it returned."""
+    """Return the sorted results of the jobs that this job depends on."""
     job = get_current_job()
     assert job is not None
     return sorted(one.return_value() for one in job.fetch_dependencies())
 
 
 def spawn(number: int) -> str:
-    """Enqueue another job."""
     return queue.enqueue(later, number).id
 
 
 @job("mail", timeout=20)
 def decorated(word: str) -> str:
-    """Return it."""
     return word.upper()
 
 
 def on_success(job: Any, connection: Any, result: Any) -> None:
-    """Note a success."""
     note(job.kwargs["folder"], f"success {job.id} {result}")
 
 
 def on_failure(job: Any, connection: Any, kind: Any, value: Any, traceback: Any) -> None:
-    """Note a failure."""
     note(job.kwargs["folder"], f"failure {kind.__name__} {value}")
 
 
 def on_stopped(job: Any, connection: Any) -> None:
-    """Note a stop."""
     note(job.args[0], "stopped")
 
 
 def on_timeout(job: Any, connection: Any, kind: Any, value: Any, traceback: Any) -> None:
-    """Note a failure."""
     note(job.args[0], f"failure {kind.__name__}")
 
 
 def with_folder(value: str, folder: str) -> str:
-    """Return a value, or fail."""
+    """Return a value, or fail for `bad`."""
     if value == "bad":
         raise KeyError(value)
     return value

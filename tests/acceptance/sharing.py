@@ -1,4 +1,4 @@
-"""An application whose tasks share limits across shards; each says outside the system when it begins and ends."""
+"""An application whose tasks share limits across shards. Each task logs its start and end outside the system."""
 
 import time
 
@@ -33,7 +33,7 @@ def slow(path: str) -> None:
 
 @app.task
 def spread(kind: str, path: str, count: int) -> None:
-    """Enqueue tasks that stay in the shard of this one."""
+    """Enqueue tasks, which stay in the shard of this task."""
     for number in range(count):
         if kind == "narrow":
             narrow.enqueue(path, number)
@@ -77,7 +77,7 @@ def fails() -> None:
 
 @app.workflow
 async def answers(ctx: WorkflowContext) -> str:
-    """Answer whatever it is asked, until somebody keeps its promise."""
+    """Handle queries and updates until the promise `done` is resolved."""
     ctx.set("word", "none")
 
     @ctx.query

@@ -1,4 +1,4 @@
-"""Real processes around real Postgres and Redis: started, watched, killed and stopped by a test."""
+"""Real scheduler, worker and API processes on a real Postgres and Redis, controlled by a test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 
 class Process:
-    """One command of ours, running."""
+    """A running `orchestrator` command."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path, folder: Path) -> None:
         self.log = log
@@ -63,7 +63,7 @@ class Process:
 
 
 def stop(*processes: Process) -> None:
-    """Have processes end in good order, all at once."""
+    """Stop processes gracefully and in parallel."""
     for process in processes:
         if process.is_running():
             process.signal(signal.SIGTERM)
@@ -72,7 +72,7 @@ def stop(*processes: Process) -> None:
 
 
 class Stack:
-    """Schedulers and workers of one test, and a look into the database."""
+    """The schedulers, workers and API processes of one test, with access to the database."""
 
     def __init__(self, database_url: str, redis_url: str, folder: Path, **settings: float | str) -> None:
         self.folder = folder
@@ -107,28 +107,28 @@ class Stack:
         return process
 
     def begin_api(self, port: int = 0) -> Process:
-        """Start the API, and do not wait for it."""
+        """Start the API without waiting until it is ready."""
         return self._start("api", ["api", "--port", str(port)])
 
     def api(self, port: int = 0) -> str:
-        """Serve the API; return its address."""
+        """Start the API and wait until it is ready; return its URL."""
         process = self.begin_api(port)
         eventually(lambda: process.logged("api.ready"), f"the API is served, see {process.log}")
         return re.findall(r"api.ready docs=(\S+)/docs", process.log.read_text())[-1]
 
     def command(self, *words: str, input: str = "") -> Result:
-        """Run a command of ours in this process, which has loaded them."""
+        """Run an `orchestrator` command in this process, which has already imported the product."""
         with chdir(self.folder):
             return CliRunner(env=self.environment).invoke(main, words, input=input)
 
-    def told(self, *words: str) -> str:
-        """The same; return what it prints if it succeeds."""
-        done = self.command(*words)
-        assert done.exit_code == 0, done.output
-        return done.stdout
+    def output_of(self, *words: str) -> str:
+        """Run an `orchestrator` command, assert that it succeeds, and return its output."""
+        result = self.command(*words)
+        assert result.exit_code == 0, result.output
+        return result.stdout
 
     def leader(self) -> Process:
-        """Return the process that holds the lease."""
+        """Return the process of the leading scheduler."""
 
         def find() -> Process | None:
             rows = self.sql("SELECT address FROM orchestrator.leases WHERE expires_at > now()")
@@ -147,8 +147,8 @@ class Stack:
         with self.engine.connect() as connection:
             return [tuple(row) for row in connection.execute(text(statement), parameters)]
 
-    def sql_of(self, statement: str) -> None:
-        """Run SQL that returns nothing."""
+    def execute_sql(self, statement: str) -> None:
+        """Run SQL without a result."""
         with self.engine.connect() as connection:
             connection.execute(text(statement))
 
@@ -156,7 +156,7 @@ class Stack:
         return self.sql(statement, **parameters)[0][0]
 
     def close(self) -> None:
-        """Kill what runs: the next stack begins with empty tables and an empty Redis, so nobody misses a good end."""
+        """Kill all processes. The next stack begins with empty tables and Redis, so no graceful end is needed."""
         for process in self.processes:
             if process.is_running():
                 process.kill()
@@ -166,7 +166,7 @@ class Stack:
 
 @contextmanager
 def using(app: Orchestrator, stack: Stack) -> Iterator[None]:
-    """Point an application at a stack for as long as the block lasts."""
+    """Point an application at a stack within the block."""
     app.close()
     app._client._settings = stack.settings
     try:

@@ -1,4 +1,4 @@
-"""Plain functions, without a decorator: workers run them by `steps.py:name` because the tests allow this file."""
+"""Plain functions without a decorator. Workers run them by `steps.py:name`, because the tests allow this file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def discover(count: int = 3) -> dict[str, Any]:
     return {"files": [f"file-{number}" for number in range(count)], "count": count, "day": "2026-01-01"}
 
 
-def echo(**given: Any) -> dict[str, Any]:
-    return given
+def echo(**values: Any) -> dict[str, Any]:
+    return values
 
 
 def double(item: Any) -> Any:
@@ -21,7 +21,7 @@ def double(item: Any) -> Any:
 
 
 def record(path: str, name: str, seconds: float = 0.0, **_: Any) -> str:
-    """Write down when it began and ended, in an order that the log shows."""
+    """Log the start and end of the call."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(descriptor, f"begin {name}\n".encode())
@@ -33,7 +33,6 @@ def record(path: str, name: str, seconds: float = 0.0, **_: Any) -> str:
 
 
 def fail_until(path: str, **_: Any) -> str:
-    """Fail until a file exists."""
     if not Path(path).exists():
         raise RuntimeError("not yet")
     return "at last"

@@ -1,4 +1,4 @@
-"""Stacks with a payload store, and looks into it."""
+"""Stacks with a payload store, and helpers to inspect the store."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ DATA_KEY = "first:MTExMTExMTExMTExMTExMTExMTExMTExMTExMTExMTE="
 
 @contextmanager
 def storing_stack(database_url: str, redis_url: str, folder: Path, **settings: Any) -> Iterator[Stack]:
-    """Yield services without processes, with a folder for what is large."""
-    keeping._openers.clear()  # those of other tests
+    """Yield a stack without processes, with a payload store in a folder."""
+    keeping._openers.clear()  # drop the stores of earlier tests
     keeping._known.clear()
-    given: dict[str, Any] = {"payload_store": str(folder / "payloads"), "unknown_task_timeout": 60.0} | settings
-    with fresh_stack(database_url, redis_url, folder, **given) as stack, using(storing.app, stack):
+    all_settings: dict[str, Any] = {"payload_store": str(folder / "payloads"), "unknown_task_timeout": 60.0} | settings
+    with fresh_stack(database_url, redis_url, folder, **all_settings) as stack, using(storing.app, stack):
         yield stack
 
 
@@ -37,10 +37,12 @@ def objects(stack: Stack) -> list[Path]:
 
 
 def collect(stack: Stack, **settings: Any) -> None:
-    """Collect once, as the leader does, without a grace period."""
-    by = PayloadCollection(stack.engine, replace(stack.settings, payload_grace=1e-9, **settings), threading.Event())
+    """Run one payload collection as the leader does, without a grace period."""
+    collection = PayloadCollection(
+        stack.engine, replace(stack.settings, payload_grace=1e-9, **settings), threading.Event()
+    )
     with stack.engine.connect() as connection:
-        for _ in by.steps(connection):
+        for _ in collection.steps(connection):
             pass
 
 

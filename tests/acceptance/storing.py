@@ -1,4 +1,4 @@
-"""An application whose tasks are given and return more than stands in a row."""
+"""An application with arguments and results that are too large for a row."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def copy(ctx: TaskContext, write: Payload) -> None:
 
 @app.task
 def digest(copy: Payload) -> dict[str, Any]:
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     with copy.open() as source:
         while data := source.read(100_000):
-            found.update(data)
+            sha256.update(data)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"sha256": found.hexdigest(), "size": copy.size, "peak": peak}
+    return {"sha256": sha256.hexdigest(), "size": copy.size, "peak": peak}
 
 
-def doom(mark: str) -> None:
-    """Have this process killed when it reports, the first time."""
-    if not Path(mark).exists():
+def doom(marker: str) -> None:
+    """Kill this process at its first report of an outcome, once."""
+    if not Path(marker).exists():
         from orchestrator.domain.tasks.task import Started
         from orchestrator.workers.reporting.reporter import Reporter
 
@@ -74,16 +74,16 @@ def doom(mark: str) -> None:
         def die(self: Reporter, said: Any, *more: Any, **options: Any) -> None:
             if isinstance(said, Started):
                 return report(self, said, *more, **options)
-            Path(mark).touch()
+            Path(marker).touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
         Reporter.report = die  # type: ignore[method-assign, assignment]
 
 
 @app.task
-def die_once(mark: str) -> bytes:
-    """Return something large, in the first attempt from a process that is killed when it has stored that."""
-    doom(mark)
+def die_once(marker: str) -> bytes:
+    """Return a large result. The first attempt's process is killed after it has stored the result."""
+    doom(marker)
     return b"y" * 500_000
 
 
@@ -111,7 +111,7 @@ async def porter(ctx: WorkflowContext, text: str) -> str:
 
 @app.workflow
 async def courier(ctx: WorkflowContext, text: str, laps: int) -> str:
-    """Carry something large wherever a workflow can."""
+    """Pass a large value through every feature of a workflow that stores values."""
     if laps:
         ctx.continue_as_new(f"{text}n", laps - 1)
     told: str = await ctx.signals("told").get()
@@ -126,7 +126,7 @@ async def wrap(ctx: WorkflowContext, other: str, text: str) -> None:
 
 
 @app.workflow
-async def doomed(ctx: WorkflowContext, mark: str) -> bytes:
-    """Return something large, in the first attempt from a process that is killed when it has stored that."""
-    await ctx.run("doom", lambda: doom(mark))
+async def doomed(ctx: WorkflowContext, marker: str) -> bytes:
+    """Return a large result. The first attempt's process is killed after it has stored the result."""
+    await ctx.run("doom", lambda: doom(marker))
     return b"y" * 500_000

@@ -1,4 +1,4 @@
-"""An application whose tasks do not end when they should."""
+"""An application whose tasks ignore timeouts and cancellation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def nap(seconds: float) -> int:
 
 @app.task
 def swallows(started: str, go: str) -> None:
-    """Catch whatever is thrown at it, and go on."""
+    """Catch every exception and go on until the file `go` exists."""
     log(started, str(os.getpid()))
     while not Path(go).exists():
         try:
@@ -42,7 +42,7 @@ def swallows(started: str, go: str) -> None:
 
 @app.task
 def waits_for_a_writer(started: str, pipe: str) -> None:
-    """Sit in one blocking call: no bytecode runs, and no exception arrives, until somebody writes to the pipe."""
+    """Block in one system call, in which no exception arrives, until a process writes to the pipe."""
     log(started, str(os.getpid()))
     os.close(os.open(pipe, os.O_RDONLY))
 
@@ -59,7 +59,7 @@ async def swallows_async(started: str, go: str) -> None:
 
 @app.task
 def keeps_the_interpreter(started: str) -> None:
-    """C code that never lets go: nothing else runs in this process."""
+    """Run C code that never releases the GIL, so that no other thread runs."""
     log(started, str(os.getpid()))
     re.match(r"(a+)+$", "a" * 60 + "b")
 
@@ -79,7 +79,7 @@ async def cleans_up_async() -> str:
         async with asyncio.TaskGroup() as group:
             group.create_task(asyncio.sleep(60))
     except SoftTimeout:
-        await asyncio.sleep(0.01)  # it was not cancelled, and may await
+        await asyncio.sleep(0.01)  # not cancelled: it may await
         return "cleaned up"
     return "never"
 
@@ -108,7 +108,7 @@ def leaks(size: int) -> int:
 
 @app.workflow
 async def keeps_all(ctx: WorkflowContext) -> None:
-    """C code that never lets go, where a workflow decides."""
+    """Run C code that never releases the GIL, in a workflow's code."""
     re.match(r"(a+)+$", "a" * 60 + "b")
 
 

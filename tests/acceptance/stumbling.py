@@ -1,4 +1,4 @@
-"""The application of the suite, in a worker process that kills itself at a chosen step of an executor's protocol."""
+"""The executor suite's application, in a worker that kills itself at a chosen step of the executor protocol."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from orchestrator.workers.executors import registry
 
 __all__ = ["app"]
 
-STUMBLE = "STUMBLE"
-"""The variable that names a file, which holds the step. Whoever comes to it removes the file, and dies."""
+KILL_STEP_VARIABLE = "STUMBLE"
+"""Variable with the path of a file that holds the step. The worker deletes the file before it kills itself."""
 
 
-def stumble(step: str) -> None:
-    """Die, if this is the step, and nobody has died of it."""
-    file = Path(os.environ[STUMBLE])
+def kill_at(step: str) -> None:
+    """Kill this process if the file names this step."""
+    file = Path(os.environ[KILL_STEP_VARIABLE])
     if file.exists() and file.read_text(encoding="utf-8") == step:
         file.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class _Stumbling:
-    """An executor that is called as always, before and after some deaths."""
+class _KillingExecutor:
+    """Wraps an executor, and kills the process at the chosen step."""
 
     def __init__(self, executor: Any) -> None:
         self._executor = executor
         self.options = executor.options
 
     async def submit(self, execution: Any) -> str:
-        stumble("before submit")
+        kill_at("before submit")
         external_id: str = await self._executor.submit(execution)
-        stumble("after submit")
+        kill_at("after submit")
         return external_id
 
     async def watch(self, execution: Any, external_id: str, watcher: Any) -> Any:
-        stumble("before watch")
+        kill_at("before watch")
         outcome = await self._executor.watch(execution, external_id, watcher)
-        stumble("after watch")
+        kill_at("after watch")
         return outcome
 
     async def cancel(self, execution: Any, external_id: str) -> None:
-        stumble("before cancel")
+        kill_at("before cancel")
         await self._executor.cancel(execution, external_id)
-        stumble("after cancel")
+        kill_at("after cancel")
 
     async def release(self, execution: Any, external_id: str) -> None:
-        stumble("before release")
+        kill_at("before release")
         await self._executor.release(execution, external_id)
 
     async def close(self) -> None:
@@ -59,9 +59,9 @@ class _Stumbling:
 _create = registry.create
 
 
-def _stumbling(name: str, setup: Any) -> Any:
+def _create_killing(name: str, setup: Any) -> Any:
     executor = _create(name, setup)
-    return None if executor is None else _Stumbling(executor)
+    return None if executor is None else _KillingExecutor(executor)
 
 
-registry.create = _stumbling
+registry.create = _create_killing

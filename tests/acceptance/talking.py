@@ -1,4 +1,4 @@
-"""An application whose tasks say what they do, and fail."""
+"""An application whose tasks print, log and fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def speaks(word: str) -> None:
 
 @app.task
 def closes() -> None:
-    """Do what scripts do to have UTF-8, and at their end."""
+    """Rewrap and close the standard streams, as some scripts do."""
     io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8")
     sys.stdout.close()
     sys.stderr.detach()  # type: ignore[union-attr]
@@ -79,7 +79,7 @@ def naps(seconds: float) -> None:
 
 @app.task
 async def blocks(pipe: str) -> None:
-    os.close(os.open(pipe, os.O_RDONLY))  # waits until somebody opens the other end
+    os.close(os.open(pipe, os.O_RDONLY))  # blocks until the other end is opened
 
 
 @app.task

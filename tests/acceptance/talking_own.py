@@ -1,4 +1,4 @@
-"""The same application, of somebody who configures logging himself."""
+"""The application of `talking`, with its own logging configuration."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ logging.config.dictConfig(
     }
 )
 
-from talking import app as app  # noqa: E402  # what is imported before, `dictConfig` silences
+from talking import app as app  # noqa: E402  # noqa: E402  # `dictConfig` disables loggers that exist before

@@ -215,7 +215,7 @@ def test_the_program_of_the_guide_runs(served: tuple[Stack, str], tmp_path: Path
     (tmp_path / "use.py").write_text(program)
     environment = stack.environment | {"ORCHESTRATOR_API_URL": address}
     done = FORKING.run("use.py", environment=environment, folder=tmp_path)
-    shown = next(command.shown for command in pages.commands(guide) if command.line == "python use.py")
+    shown = next(command.expected_output for command in pages.commands(guide) if command.line == "python use.py")
     assert done.stdout.splitlines() == shown, done.stderr
 
 
@@ -236,7 +236,7 @@ def test_the_program_of_the_guide_runs_from_another_machine(served: tuple[Stack,
         text=True,
         check=False,
     )
-    shown = next(command.shown for command in pages.commands(guide) if command.line == "python elsewhere.py")
+    shown = next(command.expected_output for command in pages.commands(guide) if command.line == "python elsewhere.py")
     assert done.stdout.splitlines() == shown, done.stderr
 
 

@@ -173,7 +173,7 @@ def test_what_has_not_started_goes_back_in_order_and_the_rest_ends_here(running:
     process = running.bridge()
     started = running.send("note", "started", 3)
     eventually(running.journal, "it runs")
-    running.stack.told("queues", "pause", "default")
+    running.stack.output_of("queues", "pause", "default")
     late = datetime.now(UTC) + timedelta(hours=1)
     running.send("note", "later", eta=late)
     for number in range(20):

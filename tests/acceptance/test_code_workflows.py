@@ -128,18 +128,18 @@ def test_a_cancelled_run_tidies_up_and_takes_what_is_open_with_it(running: Stack
 
 def test_from_the_command_line(running: Stack) -> None:
     run = _with_app(running, "runs", "start", "project.basket").strip()
-    running.told("runs", "signal", run, "add", "a pear")
-    assert eventually(lambda: "pear" in running.told("runs", "query", run, "items"), "it is there")
-    assert "a pear" in running.told("runs", "update", run, "rename", "0", "a date")
+    running.output_of("runs", "signal", run, "add", "a pear")
+    assert eventually(lambda: "pear" in running.output_of("runs", "query", run, "items"), "it is there")
+    assert "a pear" in running.output_of("runs", "update", run, "rename", "0", "a date")
     assert "fits" in _with_app(running, "workflows", "replay-check", "--since", "1h")
-    history = running.told("runs", "history", run)
+    history = running.output_of("runs", "history", run)
     assert "signal received" in history
-    recording = Recording.from_json(running.told("runs", "history", run, "--json"))
+    recording = Recording.from_json(running.output_of("runs", "history", run, "--json"))
     replay(project.basket, recording)
-    shown = running.told("runs", "show", run)
+    shown = running.output_of("runs", "show", run)
     assert "project.basket, version 1" in shown
     assert re.search(r"at +project.py, line \d+, in basket: async for", shown)
-    running.told("runs", "terminate", run)
+    running.output_of("runs", "terminate", run)
     eventually(lambda: _state(running, run) == "cancelled", "it has ended")
 
 
@@ -149,7 +149,7 @@ def test_a_run_is_reset_from_the_command_line(running: Stack) -> None:
     refused = running.command("runs", "reset", old.id, "--to", "2")
     assert refused.exit_code == 1
     assert "Reset it to event 1 or 3." in refused.stderr
-    shown = running.told("runs", "reset", old.id, "--to", "4", "--dry-run")
+    shown = running.output_of("runs", "reset", old.id, "--to", "4", "--dry-run")
     assert [line.split(maxsplit=3)[:3] for line in shown.splitlines()[1:]] == [
         *(["1", "task", "project.add"], ["2", "task", "project.add"])
     ]
@@ -160,10 +160,10 @@ def test_a_run_is_reset_from_the_command_line(running: Stack) -> None:
         running.command("runs", "reset", old.id, "--to", "4", input="y\n").stdout.split()[-1]
     )
     assert new.result(60) == 3
-    told = json.loads(running.told("runs", "reset", old.id, "--to", "4", "--yes", "--json", "--reason", "again"))
+    told = json.loads(running.output_of("runs", "reset", old.id, "--to", "4", "--yes", "--json", "--reason", "again"))
     assert (told["reset_from"], told["to"], told["preview"][0]["fate"]) == (old.id, 4, "is kept")
     assert project.app.workflow_run(told["run"]).result(60) == 3
-    assert "reason=again" in running.told("runs", "history", told["run"])
+    assert "reason=again" in running.output_of("runs", "history", told["run"])
     tasks = "SELECT count(*) FROM orchestrator.ended_tasks WHERE run_id <> id AND run_id = CAST(:id AS uuid)"
     assert [running.scalar(tasks, id=run) for run in (old.id, new.id, told["run"])] == [3, 2, 2]
 
@@ -178,7 +178,7 @@ def test_an_open_run_is_reset_and_those_who_wait_are_led_to_the_new_one(running:
         old.resolve("approval", "yes")
         assert waiting.result() == new.result(60) == "yes"
     assert (_state(running, old.id), old.status()) == ("cancelled", "success")
-    assert f"goes on as  {new.id}" in running.told("runs", "show", old.id)
+    assert f"goes on as  {new.id}" in running.output_of("runs", "show", old.id)
 
 
 def _with_app(stack: Stack, *words: str) -> str:

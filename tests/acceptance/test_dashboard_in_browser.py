@@ -575,8 +575,8 @@ def test_back_leads_to_a_form_that_was_refused(base: str, window: Watched) -> No
     window.sees(".said", "this is it")
     window.page.go_back()
     window.sees("h1", "Enqueue elsewhere.add")
-    assert all("422" in one for one in window.faults), window.faults
-    window.faults.clear()  # the browser logs the answer to a form that does not fit
+    assert all("422" in one for one in window.errors), window.errors
+    window.errors.clear()  # the browser logs the answer to a form that does not fit
 
 
 def more_pages(base: str, run: str, task: str) -> list[str]:
@@ -649,7 +649,7 @@ def test_nobody_is_shut_out_and_nothing_moves(base: str, browser: Any, scheme: s
         assert left_out == [] or pages == "some", "every page is looked at"
         for path in opened:
             window.go(path)
-            window.faults[:] = [one for one in window.faults if path != "/ui/nowhere" or "404" not in one]
+            window.errors[:] = [one for one in window.errors if path != "/ui/nowhere" or "404" not in one]
             faults = axe.run(window.page, options=rules).response["violations"]
             found = [one for one in faults if one["impact"] in ("serious", "critical")]
             assert [(one["id"], one["nodes"][0]["html"]) for one in found] == [], path

@@ -46,7 +46,7 @@ def served_of_module(
 def window_of_module(browser: Any, served: tuple[Stack, str]) -> Iterator[Watched]:
     with watched(browser, served[1]) as found:
         yield found
-        found.faults = [one for one in found.faults if "Failed to load resource" not in one]
+        found.errors = [one for one in found.errors if "Failed to load resource" not in one]
 
 
 def test_every_page_says_at_once_that_redis_is_away(redis: EmbeddedRedis, window: Watched, browser: Any) -> None:
@@ -76,7 +76,7 @@ def test_every_page_says_at_once_that_redis_is_away(redis: EmbeddedRedis, window
             one.sees(".live[data-state=on]", "live")
             one.page.locator(".trouble").wait_for(state="detached", timeout=30_000)
         workers.sees("tbody .s-live")
-        workers.faults.clear()  # a stream that is not given is an error to the browser
+        workers.errors.clear()  # a stream that is not given is an error to the browser
 
 
 def test_a_page_says_that_nobody_leads_when_the_lease_ends(served: tuple[Stack, str], window: Watched) -> None:

@@ -52,7 +52,7 @@ def served_folder(folder: Path, database_url: str, redis_url: str) -> Path:
 
 def test_the_readme_can_be_followed_as_it_is_printed(folder: Path) -> None:
     """With the servers that `orchestrator dev` brings."""
-    assert pages.play(REPOSITORY / "README.md", folder)
+    assert pages.run_page(REPOSITORY / "README.md", folder)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_readme_can_be_followed_as_it_is_printed(folder: Path) -> None:
     ],
 )
 def test_a_page_can_be_followed_as_it_is_printed(page: str, served_folder: Path) -> None:
-    assert pages.play(REPOSITORY / "docs" / f"{page}.md", served_folder)
+    assert pages.run_page(REPOSITORY / "docs" / f"{page}.md", served_folder)
 
 
 def test_every_program_that_a_page_shows_is_run_there() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.acceptance.pages import REPOSITORY, run, type_in, working
+from tests.acceptance.pages import REPOSITORY, run, run_command, working
 from tests.acceptance.test_documents import folder, served_folder
 from tests.waiting import eventually
 
@@ -55,25 +55,25 @@ def test_nightly(example: Path) -> None:
     with working(example, "nightly:app"):
         assert "success {'day': '2026-01-31', 'total': " in run(example, sys.executable, "nightly.py", "2026-01-31")
         days = ("--from", "2026-01-01", "--to", "2026-01-04")
-        type_in(example, "orchestrator", "schedules", "backfill", "nightly-sales", *days, "--watch")
-        runs = json.loads(type_in(example, "orchestrator", "runs", "list", "--workflow", "nightly-sales", "--json"))
+        run_command(example, "orchestrator", "schedules", "backfill", "nightly-sales", *days, "--watch")
+        runs = json.loads(run_command(example, "orchestrator", "runs", "list", "--workflow", "nightly-sales", "--json"))
         assert [row["status"] for row in runs["runs"]] == ["success"] * 4
 
 
 @pytest.mark.parametrize("example", ["approval"], indirect=True)
 def test_approval(example: Path) -> None:
     def shown(order: str) -> str:
-        return type_in(example, "orchestrator", "runs", "show", order)
+        return run_command(example, "orchestrator", "runs", "show", order)
 
     with working(example, "approval:app"):
         for order, approved in (("o-1", True), ("o-2", False)):
             assert "on its way" in run(example, sys.executable, "approval.py", order)
             eventually(lambda order=order: "promise approval" in shown(order), "it waits for its approval")  # type: ignore[misc]
             decision = json.dumps({"approved": approved, "by": "Ann"})
-            type_in(example, "orchestrator", "runs", "resolve", order, "approval", decision)
+            run_command(example, "orchestrator", "runs", "resolve", order, "approval", decision)
         eventually(lambda: "parcel-of-o-1" in shown("o-1"), "it is shipped")
         eventually(lambda: "turned down by Ann" in shown("o-2"), "it is turned down")
-        refunds = type_in(example, "orchestrator", "tasks", "list", "--name", "approval.refund", "--json")
+        refunds = run_command(example, "orchestrator", "tasks", "list", "--name", "approval.refund", "--json")
         assert [task["status"] for task in json.loads(refunds)["tasks"]] == ["success"]
 
 
@@ -85,8 +85,10 @@ def test_order(example: Path) -> None:
             "['pen is on its way', 'desk is on its way']",
             "not sold for 45650",
         ]
-        assert "▶ ask" in type_in(example, "orchestrator", "flows", "show", "order").replace("└─ ask ─▶ ask", "▶ ask")
-        runs = json.loads(type_in(example, "orchestrator", "flows", "runs", "order", "--json"))
+        assert "▶ ask" in run_command(example, "orchestrator", "flows", "show", "order").replace(
+            "└─ ask ─▶ ask", "▶ ask"
+        )
+        runs = json.loads(run_command(example, "orchestrator", "flows", "runs", "order", "--json"))
         assert [row["status"] for row in runs["runs"]] == ["success"] * 3
 
 

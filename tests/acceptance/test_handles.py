@@ -26,7 +26,7 @@ from orchestrator import (
 from orchestrator.store.database import engine_for
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack
-from tests.acceptance.ways import Way, both_ways, in_database, take  # noqa: F401
+from tests.acceptance.ways import Way, both_ways, in_database, use_route  # noqa: F401
 
 pytestmark = pytest.mark.long_for("http")  # of which test_enqueue_to_result.py asks in each build
 
@@ -36,7 +36,7 @@ def running(way: Way, database_url: str, redis_url: str, tmp_path_factory: pytes
     with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
         stack.scheduler()
         stack.worker("--database")
-        take(way, stack, project.app)
+        use_route(way, stack, project.app)
         yield stack
 
 

@@ -83,8 +83,8 @@ def test_listeners_end_in_the_true_state_when_redis_loses_everything(stack: Stac
 
 
 def test_a_key_that_is_revoked_ends_its_streams(stack: Stack) -> None:
-    stack.told("keys", "create", "another")
-    made = stack.told("keys", "create", "watcher", "--scope", "read")
+    stack.output_of("keys", "create", "another")
+    made = stack.output_of("keys", "create", "watcher", "--scope", "read")
     key = next(word for word in made.split() if word.startswith("orc_"))
     try:
         stack.scheduler()
@@ -92,7 +92,7 @@ def test_a_key_that_is_revoked_ends_its_streams(stack: Stack) -> None:
         assert httpx.get(f"{api}/status/events").status_code == 401
         with listening(f"{api}/status/events", key=key) as listener:
             listener.begun()
-            stack.told("keys", "revoke", key.split("_")[1])
+            stack.output_of("keys", "revoke", key.split("_")[1])
             listener.wait_for(lambda: listener.statuses[-1] == 401, "it is refused when it comes back")
     finally:
         stack.sql("DELETE FROM orchestrator.api_keys RETURNING id")

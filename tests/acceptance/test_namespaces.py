@@ -172,7 +172,7 @@ def test_a_role_that_may_create_a_schema_is_enough(database_url: str, redis_url:
     own = url.set(username=role).render_as_string(hide_password=False)
     stack = Stack(own, redis_url, tmp_path, namespace=namespace)
     try:
-        assert "is at revision" in stack.told("db", "upgrade")
+        assert "is at revision" in stack.output_of("db", "upgrade")
         scheduler = stack.scheduler()
         stack.worker("--database")
         with using(project.app, stack):
@@ -180,8 +180,8 @@ def test_a_role_that_may_create_a_schema_is_enough(database_url: str, redis_url:
             assert project.both.start(1, 2).result(60) == [2, 3]
             child = project.in_one_transaction.enqueue(2, 3).result(60).split()[1]
             assert project.app.handle(child).result(60) == 5
-        assert json.loads(stack.told("status", "--json"))["trouble"] == []
-        assert "is at revision" in stack.told("db", "check")
+        assert json.loads(stack.output_of("status", "--json"))["trouble"] == []
+        assert "is at revision" in stack.output_of("db", "check")
         assert not scheduler.logged("permission denied")
     finally:
         stack.close()

@@ -80,7 +80,7 @@ def pooled(pooled_url: str, database_url: str, redis_url: str, tmp_path: Path) -
 
 def test_programs_workers_commands_and_the_api_share_few_sessions(pooled: Stack) -> None:
     address = pooled.api()
-    key = json.loads(pooled.told("keys", "create", "test", "--scope", "read", "--json"))["key"]
+    key = json.loads(pooled.output_of("keys", "create", "test", "--scope", "read", "--json"))["key"]
 
     def call(number: int) -> list[object]:
         """Do what programs do."""
@@ -112,8 +112,8 @@ def test_programs_workers_commands_and_the_api_share_few_sessions(pooled: Stack)
     ]
     assert answers == expected
 
-    assert "leads in term" in pooled.told("status")
-    assert "project.add" in pooled.told("tasks", "list", "--status", "success")
+    assert "leads in term" in pooled.output_of("status")
+    assert "project.add" in pooled.output_of("tasks", "list", "--status", "success")
     assert pooled.command("db", "check").exit_code == 0
     headers = {"Authorization": f"Bearer {key}"}
     with ThreadPoolExecutor(CALLERS) as callers:

@@ -150,12 +150,12 @@ def test_what_is_sealed_is_readable_only_with_the_keys(sealed: Stack, tmp_path: 
     sealed.redis.xadd("{orchestrator:0}:quarantine", {"d": b"x"})
     assert_sealed(sealed)  # and when they have ended
 
-    assert MARK in sealed.told("tasks", "show", kept.id)
-    assert MARK in sealed.told("tasks", "show", failing.id)
-    assert MARK in sealed.told("tasks", "logs", kept.id)
-    assert MARK in sealed.told("runs", "show", dag.id, "--json")
-    assert MARK in sealed.told("runs", "history", code.id)
-    assert MARK in sealed.told("runs", "show", broken.id)
+    assert MARK in sealed.output_of("tasks", "show", kept.id)
+    assert MARK in sealed.output_of("tasks", "show", failing.id)
+    assert MARK in sealed.output_of("tasks", "logs", kept.id)
+    assert MARK in sealed.output_of("runs", "show", dag.id, "--json")
+    assert MARK in sealed.output_of("runs", "history", code.id)
+    assert MARK in sealed.output_of("runs", "show", broken.id)
     follower = sealed.scalar("SELECT id::text FROM orchestrator.ended_tasks WHERE name = 'vaulted.follow'")
     assert vaulted.app.handle(follower).result(60) == MARK
     noted = sealed.scalar("SELECT id::text FROM orchestrator.ended_tasks WHERE name = 'vaulted.note' LIMIT 1")
@@ -311,7 +311,7 @@ def test_a_scheduler_without_keys_copies_values_and_says_where_it_would_have_to_
         "SELECT id::text FROM orchestrator.ended_tasks WHERE run_id = :id AND step = 'two'", id=copying.id
     )
     assert vaulted.app.handle(found).result(60) == {"one": {"word": "xyzzy-PLUGH"}}
-    assert "no data key" in sealed.told("runs", "show", looking.id)
+    assert "no data key" in sealed.output_of("runs", "show", looking.id)
     run = vaulted.child.start(MARK)
     assert run.result(60) == MARK
     assert "Traceback" not in scheduler.log.read_text()
@@ -333,10 +333,10 @@ def test_a_task_sealed_with_a_stray_key_holds_up_no_other_of_its_name(sealed: St
     sealed.scheduler()
     worker = sealed.worker(*WORKER)
     with_keys(sealed, SECOND)
-    stray = sealed.told("enqueue", "vaulted.keep", MARK).split()[-1]
+    stray = sealed.output_of("enqueue", "vaulted.keep", MARK).split()[-1]
     with_keys(sealed, FIRST)
     eventually(lambda: worker.logged("'second'"), "it says which key it lacks")
-    eventually(lambda: "no data key: second" in sealed.told("tasks", "show", stray), "it waits for the key")
+    eventually(lambda: "no data key: second" in sealed.output_of("tasks", "show", stray), "it waits for the key")
     assert vaulted.keep.enqueue(MARK).result(60)["said"] == MARK
     status = forking.run("status", environment=sealed.environment, folder=sealed.folder).stdout
     assert "has data key 'second'" in " ".join(status.split())
@@ -382,9 +382,9 @@ def test_a_rotation_under_load_that_is_killed_goes_on(sealed: Stack) -> None:
     assert_sealed_in_postgres(sealed)
     with_keys(sealed, SECOND)
     for handle in (old[0], old[150], load[0]):
-        assert MARK in sealed.told("tasks", "show", handle.id)
-    assert MARK in sealed.told("tasks", "show", failing.id)
-    assert MARK in sealed.told("runs", "history", waiting.id)
+        assert MARK in sealed.output_of("tasks", "show", handle.id)
+    assert MARK in sealed.output_of("tasks", "show", failing.id)
+    assert MARK in sealed.output_of("runs", "history", waiting.id)
 
 
 def forms_of_key(id: str) -> list[str]:
@@ -411,5 +411,5 @@ def test_what_a_command_is_given_and_says_is_sealed(sealed: Stack) -> None:
     with pytest.raises(TaskFailed, match="exit code 3") as caught:
         failed.result(60)
     assert MARK in caught.value.traceback
-    eventually(lambda: MARK in sealed.told("tasks", "logs", done.id), "who has the key reads what it said")
+    eventually(lambda: MARK in sealed.output_of("tasks", "logs", done.id), "who has the key reads what it said")
     assert_sealed(sealed)

@@ -36,7 +36,7 @@ from orchestrator.workers.parent.beating import Heartbeats
 from orchestrator.workers.spec import WorkerSpec
 from tests.acceptance.conftest import SHARDS, sharded_stack
 from tests.acceptance.stack import Stack, using
-from tests.acceptance.ways import take
+from tests.acceptance.ways import use_route
 from tests.waiting import eventually
 
 SHARING = ("--app", "sharing:app", "--queues", "default,limited")
@@ -93,12 +93,12 @@ def test_tasks_of_all_shards_are_run_and_seen_as_one(sharded: Stack) -> None:
     many = project.app.enqueue_many(project.add, [(number, 2) for number in range(10)])
     assert [handle.result(timeout=60) for handle in many] == list(range(2, 12))
     assert min(per_shard(sharded, "ended_tasks")) > 5
-    assert len(json.loads(sharded.told("tasks", "list", "--limit", "100", "--json"))["tasks"]) == 50
+    assert len(json.loads(sharded.output_of("tasks", "list", "--limit", "100", "--json"))["tasks"]) == 50
     for handle in handles[:5]:
-        assert json.loads(sharded.told("tasks", "show", handle.id, "--json"))["id"] == handle.id
+        assert json.loads(sharded.output_of("tasks", "show", handle.id, "--json"))["id"] == handle.id
 
     def status() -> Any:
-        return json.loads(sharded.told("status", "--json"))
+        return json.loads(sharded.output_of("status", "--json"))
 
     eventually(lambda: status()["ended_last_hour"]["success"] == 50, "the leaders have written down what ended")
     assert status()["workers"] == SHARDS
@@ -116,7 +116,7 @@ def test_tasks_complete_in_transactions_of_their_shard(running: Stack, isolation
 
 def test_programs_reach_all_shards_over_http(sharded: Stack) -> None:
     start(sharded)
-    take("http", sharded, project.app)
+    use_route("http", sharded, project.app)
     handles = [project.add.enqueue(number, 1) for number in range(12)]
     assert [handle.result(timeout=60) for handle in handles] == list(range(1, 13))
     assert min(per_shard(sharded, "ended_tasks")) > 0
@@ -132,17 +132,17 @@ def test_requests_find_the_shard_of_a_task(running: Stack) -> None:
     for handle in later:
         handle.cancel()
     eventually(lambda: {handle.status() for handle in later} == {"cancelled"}, "all are cancelled")
-    running.told("queues", "pause", "default")
+    running.output_of("queues", "pause", "default")
     waiting = [project.add.enqueue(number, 1) for number in range(10)]
-    running.told("queues", "resume", "default")
+    running.output_of("queues", "resume", "default")
     assert [handle.result(timeout=60) for handle in waiting] == list(range(1, 11))
 
 
 def test_a_key_is_unique_in_all_shards(running: Stack) -> None:
-    running.told("queues", "pause", "default")
+    running.output_of("queues", "pause", "default")
     same = {project.add.options(unique_key=f"key {number % 5}").enqueue(number, 1) for number in range(40)}
     assert len(same) == 5
-    running.told("queues", "resume", "default")
+    running.output_of("queues", "resume", "default")
     assert sorted(handle.result(timeout=60) for handle in same) == [1, 2, 3, 4, 5]
 
 
@@ -189,7 +189,7 @@ def test_commands_name_a_shard_that_nobody_leads(sharded: Stack) -> None:
     assert "No scheduler leads a shard" in said("top", "--once")
     metrics = httpx.get(f"{sharded.api()}/metrics").text
     assert float(re.findall(r"(?m)^orchestrator_lease_remaining_seconds (\S+)", metrics)[0]) < 0
-    sharded.told("queues", "pause", "default")
+    sharded.output_of("queues", "pause", "default")
     due = [project.add.options(delay=0.001).enqueue(number, 1) for number in range(10)]
     for task in [*due, *(project.add.enqueue(number, 1) for number in range(10))]:
         shard = sharded.scalar(f'SELECT shard FROM "{sharded.settings.root}".places WHERE id = :id', id=task.id)
@@ -200,8 +200,8 @@ def test_commands_name_a_shard_that_nobody_leads(sharded: Stack) -> None:
 
 def test_commands_show_all_shards_and_complain_of_another_number(sharded: Stack) -> None:
     start(sharded)
-    eventually(lambda: json.loads(sharded.told("status", "--json"))["workers"] == SHARDS, "both workers are known")
-    status = sharded.told("status")
+    eventually(lambda: json.loads(sharded.output_of("status", "--json"))["workers"] == SHARDS, "both workers are known")
+    status = sharded.output_of("status")
     addresses = dict(leaders(sharded))
     assert all(sharded.processes[0].logged(f"scheduler.leading term=1 shard={number}") for number in addresses)
     assert f"0 led by {addresses[0]}; 1 led by {addresses[1]}" in " ".join(status.split())
@@ -224,10 +224,10 @@ def test_commands_see_shards_that_are_closing(sharded: Stack) -> None:
     tasks = [project.add.enqueue(1, 1) for _ in range(20)]
     assert min(per_shard(sharded, "tasks", SHARDS)) > 0
     assert "Shard 1 stays" in reshard(sharded, 1)[-1]
-    status = json.loads(sharded.told("status", "--json"))
+    status = json.loads(sharded.output_of("status", "--json"))
     assert sum(status["open"].values()) == len(tasks)
     assert not any("Setting shards" in one["message"] for one in status["trouble"])
-    listed = sharded.told("tasks", "list", "--limit", "50")
+    listed = sharded.output_of("tasks", "list", "--limit", "50")
     assert all(task.id in listed for task in tasks)
 
 
@@ -255,7 +255,7 @@ def test_a_worker_complains_of_a_number_that_is_still_another_after_a_change(
 def test_people_and_metrics_see_what_is_wrong_in_any_shard(sharded: Stack) -> None:
     root, keys = sharded.settings.root, Keys.of(sharded.settings.of_shard(1))
     for schema, useful in ((root, "now()"), (f"{root}/1", "now() - interval '1 minute'")):
-        sharded.sql_of(f"""
+        sharded.execute_sql(f"""
             INSERT INTO "{schema}".leases (shard, owner, term, expires_at, address, useful_at, useful_term, trouble)
             VALUES (0, gen_random_uuid(), 1, now() + interval '1 hour', 'host:1', {useful}, 1, 'its disk is full')""")
     sharded.redis.xadd(keys.quarantine, {"d": b"?"})
@@ -266,7 +266,7 @@ def test_people_and_metrics_see_what_is_wrong_in_any_shard(sharded: Stack) -> No
     gauges.close()
     assert found["orchestrator_leader_idle_seconds"] >= 60
     assert found["orchestrator_quarantined_messages"] == 1
-    status = json.loads(sharded.told("status", "--json"))
+    status = json.loads(sharded.output_of("status", "--json"))
     said = {one["kind"]: one["message"] for one in status["trouble"]}
     assert said["leader in trouble"].startswith("The scheduler host:1 leads shard 1 and has not done its work for 1m")
     assert "its disk is full" in said["leader in trouble"]
@@ -375,7 +375,7 @@ def test_a_limit_holds_for_all_shards_together(running: Stack) -> None:
 
 
 def test_a_limit_of_a_queue_holds_for_all_shards_together(running: Stack) -> None:
-    running.told("queues", "limit", "limited", "--concurrency", "3")
+    running.output_of("queues", "limit", "limited", "--concurrency", "3")
     path = running.folder / "queued"
     handles = [sharing.queued.enqueue(str(path)) for _ in range(60)]
     for handle in handles:

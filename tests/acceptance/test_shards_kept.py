@@ -56,8 +56,8 @@ def making(request: pytest.FixtureRequest, database_url: str, redis_url: str, tm
             finally:
                 stack.close()
                 for number in ("all", *range(1, request.param)):
-                    stack.sql_of(f'DROP SCHEMA IF EXISTS "{namespace}/{number}" CASCADE')
-                stack.sql_of(f'DROP SCHEMA IF EXISTS "{namespace}" CASCADE')
+                    stack.execute_sql(f'DROP SCHEMA IF EXISTS "{namespace}/{number}" CASCADE')
+                stack.execute_sql(f'DROP SCHEMA IF EXISTS "{namespace}" CASCADE')
 
     return make
 
@@ -70,11 +70,11 @@ def per_shard(stack: Stack, table: str) -> list[int]:
 def test_every_page_of_the_dashboard_shows_all_shards(making: Making) -> None:
     with making("--app", "sharing:app") as stack:
         sharing.app.workflows.apply(loads(DAG))
-        stack.told("queues", "pause", "default")
+        stack.output_of("queues", "pause", "default")
         runs = [sharing.app.workflows["steps"].start() for _ in range(8 * stack.settings.shards)]
         tasks = [sharing.fails_or_not.enqueue(fails=number % 2 > 0) for number in range(8 * stack.settings.shards)]
         waiting = [sharing.listens.start() for _ in range(3 * stack.settings.shards)]
-        stack.told("queues", "resume", "default")
+        stack.output_of("queues", "resume", "default")
         for run in runs:
             assert run.wait_ended(120) == "success"
         eventually(lambda: all(task.status() in ("success", "failed") for task in tasks), "all have ended")
@@ -112,7 +112,7 @@ def test_runs_are_deleted_and_tasks_forgotten_in_every_shard(making: Making) -> 
         for run in runs:
             assert run.wait_ended(120) == "success"
         deleted = runs[: 3 * stack.settings.shards]
-        stack.told("runs", "delete", "--yes", *(run.id for run in deleted))
+        stack.output_of("runs", "delete", "--yes", *(run.id for run in deleted))
         left = len(runs) - len(deleted)
         eventually(lambda: sum(per_shard(stack, "runs")) == left, "they are deleted")
         eventually(lambda: sum(per_shard(stack, "ended_tasks")) == 2 * left, "and so are their tasks")
@@ -123,10 +123,10 @@ def test_runs_are_deleted_and_tasks_forgotten_in_every_shard(making: Making) -> 
         for number in range(stack.settings.shards):
             for table in ("runs", "ended_tasks"):
                 schema = stack.settings.of_shard(number).namespace
-                stack.sql_of(f"UPDATE \"{schema}\".{table} SET ended_at = now() - interval '2 hours'")
+                stack.execute_sql(f"UPDATE \"{schema}\".{table} SET ended_at = now() - interval '2 hours'")
         eventually(lambda: sum(per_shard(stack, "runs")) == 0, "old runs are forgotten", timeout=60)
         eventually(lambda: sum(per_shard(stack, "ended_tasks")) == 0, "old tasks are forgotten", timeout=60)
-        assert json.loads(stack.told("runs", "list", "--json"))["runs"] == []
+        assert json.loads(stack.output_of("runs", "list", "--json"))["runs"] == []
 
 
 def test_payloads_of_every_shard_are_kept_as_long_as_they_are_used(making: Making, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_payloads_of_every_shard_are_kept_as_long_as_they_are_used(making: Makin
         assert [storing.app.handle(handle.id).result(60) for handle in handles][3] == f"{LARGE}3"
         last = stack.settings.of_shard(stack.settings.shards - 1).namespace
         kept = sum(per_shard(stack, "ended_tasks")[:-1])
-        stack.sql_of(f'DELETE FROM "{last}".ended_tasks')
+        stack.execute_sql(f'DELETE FROM "{last}".ended_tasks')
         collect(stack)
         assert len(objects(stack)) == 2 * kept
 
@@ -165,8 +165,8 @@ def test_values_of_every_shard_are_sealed_with_the_new_key(making: Making) -> No
         later = [storing.echo.options(delay=3600.0).enqueue(f"word {number}") for number in range(30)]
         assert min(per_shard(stack, "tasks")) > 0
         stack.environment["ORCHESTRATOR_DATA_KEYS"] = f"{SECOND},{FIRST}"
-        assert "Sealed 30 values with key second." in stack.told("keys", "rotate-data")
-        assert "Sealed 0 values" in stack.told("keys", "rotate-data")
+        assert "Sealed 30 values with key second." in stack.output_of("keys", "rotate-data")
+        assert "Sealed 0 values" in stack.output_of("keys", "rotate-data")
         stack.environment["ORCHESTRATOR_DATA_KEYS"] = SECOND
         for handle in later:
-            assert "word" in stack.told("tasks", "show", handle.id)
+            assert "word" in stack.output_of("tasks", "show", handle.id)

@@ -19,7 +19,7 @@ from orchestrator import InvalidWorkflow, RunHandle
 from orchestrator.sdk.dag.definitions import loads
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack
-from tests.acceptance.ways import Way, both_ways, take  # noqa: F401
+from tests.acceptance.ways import Way, both_ways, use_route  # noqa: F401
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.long_for("http")  # of which test_enqueue_to_result.py asks in each build
@@ -34,7 +34,7 @@ def running(way: Way, database_url: str, redis_url: str, tmp_path_factory: pytes
     with fresh_stack(database_url, redis_url, folder, webhook_allow="127.0.0.1") as stack:
         stack.scheduler()
         stack.worker(*WORKER, processes=2)
-        take(way, stack, project.app)
+        use_route(way, stack, project.app)
         yield stack
 
 

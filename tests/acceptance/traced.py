@@ -1,4 +1,4 @@
-"""An application whose tasks can be followed in a trace; also, as a program, one that calls them inside a span."""
+"""An application with tasks that appear in a trace. As a program, it calls them inside a span."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ log = logging.getLogger("traced")
 
 
 def own_span(name: str) -> None:
-    """Make a span as any library would that is instrumented."""
     from opentelemetry import trace
 
     with trace.get_tracer("shop").start_as_current_span(name):
@@ -59,7 +58,7 @@ async def flow(ctx: WorkflowContext, word: str) -> str:
 
 @app.task
 def passes_on() -> list[str | None]:
-    """Tell the trace that it belongs to, and what was loaded to export it (redis-py loads the rest by itself)."""
+    """Return the trace, and the loaded exporter modules (redis-py itself loads other OpenTelemetry modules)."""
     loaded = [name for name in sys.modules if name.startswith(("opentelemetry.exporter", "orchestrator.tracing.spans"))]
     tells.options(on_success=True).enqueue()
     return [current_trace(), *loaded]
@@ -77,7 +76,7 @@ def beats() -> None:
 
 
 def call(secret: str) -> dict[str, str]:
-    """Call everything inside one span, as a program that has its own OpenTelemetry."""
+    """Call everything inside one span, as a program with its own OpenTelemetry setup."""
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource

@@ -1,4 +1,4 @@
-"""An application whose tasks and workflows say one word everywhere where something is kept."""
+"""An application whose tasks and workflows store a secret word in every place where data is stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ app = Orchestrator()
 
 
 class Odd(Exception):
-    """Knows more than its text."""
+    """An exception with an attribute."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"it is odd: {text}")

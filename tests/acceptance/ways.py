@@ -1,4 +1,4 @@
-"""The two ways in which a program reaches the orchestrator: over its stores, and over HTTP."""
+"""The two routes by which a program reaches the orchestrator: directly over Postgres and Redis, and over HTTP."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Way = Literal["database", "http"]
 
 @pytest.fixture(scope="module", params=["database", "http"], name="way")
 def both_ways(request: pytest.FixtureRequest) -> Way:
-    """Import this into a module whose tests are to be run over both."""
+    """Run the tests of a module over both routes. Import it into the module to use it."""
     way: Way = request.param
     return way
 
 
 in_database = pytest.mark.parametrize("way", ["database"], indirect=True, scope="module")
-"""For a test of what needs a transaction of the database."""
+"""Marks a test that needs a database transaction."""
 
 
-def take(way: Way, stack: Stack, *apps: Orchestrator) -> None:
-    """Let applications that use a stack reach it in one way only; over HTTP, they do not know where its stores are."""
+def use_route(way: Way, stack: Stack, *apps: Orchestrator) -> None:
+    """Connect applications to a stack over one route only; over HTTP they do not get the addresses of the stores."""
     if way == "http":
         settings = replace(stack.settings, database_url="", redis_url="", api_url=stack.api())
         for app in apps:

@@ -1,4 +1,4 @@
-"""An application that needs nothing but the package, and says what its worker process has loaded."""
+"""An application without other dependencies, whose tasks report what the worker process has loaded."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def noop(number: int) -> int:
 
 @app.task
 def loaded() -> list[str]:
-    """Name every module that the process has."""
+    """Return the names of all loaded modules."""
     return sorted(sys.modules)
 
 
 @app.task
 def collect() -> int:
-    """Do what Python does by itself after many tasks; say in which process."""
+    """Collect garbage, as Python does after many tasks; return the process id."""
     gc.collect()
     return os.getpid()

@@ -1,7 +1,7 @@
-"""Thousands of listeners to the events of the HTTP API while tasks run; the API is killed once, and started again.
+"""Thousands of listeners to the HTTP API's events while tasks run; the API is killed and restarted once.
 
-Most of them listen to a task each, which runs some time within the measurement; some to the queue, some to the system.
-What they hear is held against what was enqueued. `docs/performance.md` holds the findings. Linux only.
+Most listen to one task each, which runs at some time in the measurement; some listen to the queue, some to the system.
+The received events are compared with the enqueued tasks. `docs/performance.md` has the findings. Linux only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Listener:
-    """Counts the events that it hears, and comes back where it left off."""
+    """Counts the events that it receives, and reconnects with the id of the last one."""
 
     def __init__(self, port: int, path: str, *, reads: bool = False) -> None:
         self.port, self.path, self.reads = port, path, reads
@@ -70,11 +70,11 @@ class Listener:
                 rest += (await reader.readexactly(size + 2))[:-2]
                 *events, rest = rest.split(b"\n\n")
                 for event in events:
-                    self._hear(event)
+                    self._receive(event)
         finally:
             writer.close()
 
-    def _hear(self, event: bytes) -> None:
+    def _receive(self, event: bytes) -> None:
         kind = b""
         for line in event.split(b"\n"):
             if line.startswith(b"id: "):
@@ -92,15 +92,15 @@ class Listener:
 
 
 class Server:
-    """One process of ours, and what it takes."""
+    """An `orchestrator` process, with its CPU and memory usage."""
 
-    def __init__(self, folder: Path, environment: dict[str, str], *words: str) -> None:
-        self._start = [sys.executable, "-m", "orchestrator", *words], folder, environment
+    def __init__(self, folder: Path, environment: dict[str, str], *arguments: str) -> None:
+        self._start = [sys.executable, "-m", "orchestrator", *arguments], folder, environment
         self.start()
 
     def start(self) -> None:
-        words, folder, environment = self._start
-        self.process = subprocess.Popen(words, cwd=folder, env=environment, stderr=(folder / "log").open("ab"))
+        arguments, folder, environment = self._start
+        self.process = subprocess.Popen(arguments, cwd=folder, env=environment, stderr=(folder / "log").open("ab"))
 
     @property
     def cpu(self) -> float:
@@ -117,7 +117,7 @@ class Server:
 
 
 def _cpu(pid: int) -> float:
-    """Return the seconds that a process and its children have worked."""
+    """Return the CPU seconds of a process and its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return (int(fields[11]) + int(fields[12])) / TICK + sum(_cpu(int(child)) for child in children)
@@ -167,19 +167,19 @@ async def measure(servers: dict[str, Server], redis: int, port: int, options: An
         await asyncio.sleep(0.1)
     found: dict[str, Any] = {"API before, MB": round(servers["api"].memory)}
     found["nobody listens"] = await _load(load, servers, redis, options)
-    # Their tasks run within the time in which everything else does.
+    # The watched tasks run during the other measurements.
     watched = options.listeners - OF_QUEUE - OF_SYSTEM
     spread = [10 + options.seconds * number / watched * 2 for number in range(watched)]
     tasks = await asyncio.to_thread(
         lambda: [load.noop.options(delay=delay, queue="watched").enqueue(0).id for delay in spread]
     )
     listeners = [Listener(port, f"/api/v1/tasks/{task}/events") for task in tasks]
-    of_queue = [Listener(port, "/api/v1/queues/default/events", reads=n == 0) for n in range(OF_QUEUE)]
-    of_system = [Listener(port, "/api/v1/status/events") for _ in range(OF_SYSTEM)]
-    everybody = [*of_queue, *of_system, *listeners]
+    queue_listeners = [Listener(port, "/api/v1/queues/default/events", reads=n == 0) for n in range(OF_QUEUE)]
+    system_listeners = [Listener(port, "/api/v1/status/events") for _ in range(OF_SYSTEM)]
+    all_listeners = [*queue_listeners, *system_listeners, *listeners]
     before = time.monotonic()
-    running = [asyncio.create_task(listener.run()) for listener in everybody]
-    while not all(listener.kinds["snapshot"] for listener in everybody):
+    running = [asyncio.create_task(listener.run()) for listener in all_listeners]
+    while not all(listener.kinds["snapshot"] for listener in all_listeners):
         await asyncio.sleep(0.05)
     found["all have begun after, s"] = round(time.monotonic() - before, 1)
     found["API, MB"] = round(servers["api"].memory)
@@ -194,19 +194,19 @@ async def measure(servers: dict[str, Server], redis: int, port: int, options: An
     found["API after, MB"] = round(servers["api"].memory)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (
-        set(of_queue[0].succeeded) == enqueued and all(listener.kinds["end"] for listener in listeners)
+        set(queue_listeners[0].succeeded) == enqueued and all(listener.kinds["end"] for listener in listeners)
     ):
         await asyncio.sleep(0.2)
     await asyncio.sleep(3)
-    found["came back"] = sum(listener.connections > 1 for listener in everybody)
+    found["came back"] = sum(listener.connections > 1 for listener in all_listeners)
     found["tasks"] = len(enqueued)
-    found["missed by the listener of the queue"] = len(enqueued - set(of_queue[0].succeeded))
-    found["told twice to it"] = sum(number - 1 for number in of_queue[0].succeeded.values())
-    found["counted by the others"] = sorted({one.counted for one in of_queue[1:]})
-    found["counted by those of the system"] = sorted({one.counted for one in of_system})
+    found["missed by the listener of the queue"] = len(enqueued - set(queue_listeners[0].succeeded))
+    found["told twice to it"] = sum(number - 1 for number in queue_listeners[0].succeeded.values())
+    found["counted by the others"] = sorted({one.counted for one in queue_listeners[1:]})
+    found["counted by those of the system"] = sorted({one.counted for one in system_listeners})
     found["ends that were heard"] = sum(listener.kinds["end"] == 1 for listener in listeners)
     found["ends to hear"] = len(listeners)
-    found["events"] = dict(sum((listener.kinds for listener in everybody), Counter()))
+    found["events"] = dict(sum((listener.kinds for listener in all_listeners), Counter()))
     for one in running:
         one.cancel()
     return found
@@ -231,7 +231,7 @@ async def _kill(api: Server) -> None:
 async def _load(
     load: Any, servers: dict[str, Server], redis: int, options: Any, measured: Any = None
 ) -> dict[str, Any]:
-    """Enqueue at the rate; return what was enqueued, and the share of a core that each process took."""
+    """Enqueue at the rate; return the tasks, and each process's share of a core."""
     clocks = {name: servers[name].cpu for name in measured or servers} | {"redis": _cpu(redis)}
     tasks: list[str] = []
     own, began = time.process_time(), time.monotonic()
@@ -241,11 +241,11 @@ async def _load(
             handles = await asyncio.to_thread(load.app.enqueue_many, load.noop, [(1,)] * due)
             tasks += [handle.id for handle in handles]
         await asyncio.sleep(0.02)
-    took = time.monotonic() - began
+    elapsed = time.monotonic() - began
     after = {name: servers[name].cpu for name in measured or servers} | {"redis": _cpu(redis)}
-    shares = {f"{name}, % of a core": round(100 * (after[name] - clocks[name]) / took) for name in clocks}
-    shares["the listeners' own process, % of a core"] = round(100 * (time.process_time() - own) / took)
-    return {"tasks": tasks, "tasks/s": round(len(tasks) / took), **shares}
+    shares = {f"{name}, % of a core": round(100 * (after[name] - clocks[name]) / elapsed) for name in clocks}
+    shares["the listeners' own process, % of a core"] = round(100 * (time.process_time() - own) / elapsed)
+    return {"tasks": tasks, "tasks/s": round(len(tasks) / elapsed), **shares}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How long each page of each list takes over HTTP, with millions of rows behind it: the first page and the thousandth.
+"""Response time of each page of each list over HTTP with millions of rows: from the first page to the thousandth.
 
     python -m tests.benchmarks.lists --ended 5000000 --open 1000000 --runs 1000000
 
-`docs/performance.md` holds the findings.
+`docs/performance.md` has the findings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from orchestrator.embedded import EmbeddedServices
 from orchestrator.settings import load_settings
 from orchestrator.store.database import upgrade
 
-# Ids sort by time, as those of the product do: half a second for a thousand rows, the newest now.
+# Ids sort by time like the product's: a thousand rows per half second, the newest now.
 _ID = """(lpad(to_hex((extract(epoch FROM %(now)s::timestamptz) * 1000)::bigint - ({total} - n) / 2), 12, '0')
           || '7' || lpad(to_hex(n %% 4096), 3, '0') || 'a' || lpad(to_hex(n), 15, '0'))::uuid"""
 _AT = "%(now)s::timestamptz - make_interval(secs => ({total} - n) / 2000.0)"
@@ -61,7 +61,7 @@ SELECT {id}, 'workflow' || n %% 30, CASE WHEN n %% 40 = 0 THEN 'failed' ELSE 'su
   FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
 """
 
-# As leaders would have written it.
+# Rows as leaders write them.
 THROUGHPUT = """
 INSERT INTO orchestrator.throughput
 SELECT bucket, 'queue' || queue, 1, 990, 10, 0, 0, 1000, 0, 0, array_fill(50, ARRAY[19]), array_fill(50, ARRAY[19])
@@ -72,7 +72,7 @@ SELECT bucket, 'queue' || queue, 1, 990, 10, 0, 0, 1000, 0, 0, array_fill(50, AR
 
 @dataclass(frozen=True)
 class Case:
-    """A list, and how it is narrowed."""
+    """A list with its filters."""
 
     path: str
     query: Mapping[str, str | Sequence[str]]
@@ -123,7 +123,7 @@ CASES = (
 
 
 def fill(url: str, ended: int, opened: int, runs: int) -> None:
-    """Insert rows as they would have come."""
+    """Insert the rows in the order of their creation."""
     connection = psycopg2.connect(url)
     connection.autocommit = True
     step, now = 100_000, datetime.now(UTC)
@@ -141,7 +141,7 @@ def fill(url: str, ended: int, opened: int, runs: int) -> None:
 
 
 def is_empty(url: str) -> bool:
-    """Say whether it has not been filled yet."""
+    """Return whether the database has not been filled yet."""
     connection = psycopg2.connect(url)
     with connection.cursor() as cursor:
         cursor.execute("SELECT NOT EXISTS (SELECT FROM orchestrator.ended_tasks)")
@@ -150,25 +150,24 @@ def is_empty(url: str) -> bool:
     return bool(found)
 
 
-async def pages(client: httpx.AsyncClient, case: Case, most: int) -> tuple[list[float], int]:
-    """Read page after page; return how long each took, and how many rows there were."""
-    took: list[float] = []
+async def pages(client: httpx.AsyncClient, case: Case, max_pages: int) -> tuple[list[float], int]:
+    """Read up to `most` pages; return their durations in milliseconds, and the number of rows."""
+    durations: list[float] = []
     rows = 0
     cursor: dict[str, str] = {}
-    while len(took) < most:
+    while len(durations) < max_pages:
         began = time.perf_counter()
-        answer = await client.get(case.path, params={**case.query, **cursor})
-        took.append(1000 * (time.perf_counter() - began))
-        found = answer.raise_for_status().json()
+        response = await client.get(case.path, params={**case.query, **cursor})
+        durations.append(1000 * (time.perf_counter() - began))
+        found = response.raise_for_status().json()
         rows += len(found.get("items", ()))
         if not found.get("next"):
             break
         cursor = {"cursor": found["next"]}
-    return took, rows
+    return durations, rows
 
 
-async def measure(environ: Mapping[str, str], most: int) -> list[tuple[Case, list[float], int]]:
-    """Read the pages of every case."""
+async def measure(environ: Mapping[str, str], max_pages: int) -> list[tuple[Case, list[float], int]]:
     found = []
     app = create_app(load_settings(environ=environ))
     async with httpx.AsyncClient(
@@ -176,14 +175,17 @@ async def measure(environ: Mapping[str, str], most: int) -> list[tuple[Case, lis
     ) as client:
         await client.get("/readyz")
         for case in CASES:
-            took, rows = await pages(client, case, most)
-            found.append((case, took, rows))
-            print(f"{case}  {len(took)} pages  {took[0]:.1f} ms first  {max(took):.1f} ms worst", file=sys.stderr)
+            durations, rows = await pages(client, case, max_pages)
+            found.append((case, durations, rows))
+            print(
+                f"{case}  {len(durations)} pages  {durations[0]:.1f} ms first  {max(durations):.1f} ms worst",
+                file=sys.stderr,
+            )
     return found
 
 
 def main() -> None:
-    """Fill, measure, and say which are too slow."""
+    """Fill the database, measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ended", type=int, default=5_000_000)
     parser.add_argument("--open", type=int, default=1_000_000)
@@ -192,21 +194,21 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help="where the servers keep their data, to measure again without filling"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="lists-") as folder,
-        EmbeddedServices(given.folder or Path(folder)) as services,
+        EmbeddedServices(options.folder or Path(folder)) as services,
     ):
         url = services.postgres.create_database("lists")
         environ = {"ORCHESTRATOR_DATABASE_URL": url, "ORCHESTRATOR_REDIS_URL": services.redis_url}
         upgrade(url)
         if is_empty(url):
-            fill(url, given.ended, given.open, given.runs)
-        rows = asyncio.run(measure(environ, given.pages))
+            fill(url, options.ended, options.open, options.runs)
+        rows = asyncio.run(measure(environ, options.pages))
     table = Table("list", "pages", "rows", "first ms", "median ms", "last ms", "worst ms")
-    for case, took, count in rows:
-        figures = (took[0], statistics.median(took), took[-1], max(took))
-        table.add_row(str(case), str(len(took)), str(count), *(f"{figure:.1f}" for figure in figures))
+    for case, durations, count in rows:
+        figures = (durations[0], statistics.median(durations), durations[-1], max(durations))
+        table.add_row(str(case), str(len(durations)), str(count), *(f"{figure:.1f}" for figure in figures))
     Console().print(table)
 
 

@@ -1,9 +1,9 @@
-"""Size and time of every page of the dashboard, with 20,000 tasks, DAGs of 2,000 and 10,000 steps (the most), and a run
-of 20,000 tasks.
+"""Size and response time of every page of the dashboard, with 20,000 tasks, DAGs of 2,000 and 10,000 steps (the
+maximum), and a run of 20,000 tasks.
 
     python -m tests.benchmarks.pages
 
-It exits with 1 if a page misses its bar. `docs/performance.md` holds the findings.
+It exits with 1 if a page exceeds its limits. `docs/performance.md` has the findings.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SELECT gen_random_uuid(), n, 'etl.part', 'etl', 0, CASE WHEN n = 7 THEN 'failed'
 
 @dataclass(frozen=True)
 class Bar:
-    """What a page must stay below."""
+    """The limits of a page."""
 
     milliseconds: float = 300
     kilobytes: float = 300
@@ -59,17 +59,21 @@ BARS = {10_000: Bar(1_000, 1_000)}
 COMPARED = WIDE = Bar(1_000, 300)
 
 
-def above(number: int, wide: int) -> list[str]:
-    """Return the steps that one follows: one or two of the layer before."""
-    return sorted({f"part_{number - wide - more}" for more in (0, number % 2) if number - wide - more >= 0})
+def upstream_steps(number: int, width: int) -> list[str]:
+    """Return the one or two steps of the previous layer that a step depends on."""
+    return sorted({f"part_{number - width - more}" for more in (0, number % 2) if number - width - more >= 0})
 
 
 def start(backend: Backend, url: str, steps: int, done: int, version: int = 0) -> str:
-    """Store a DAG with a run of which a part is done; return its id. All outputs of a version differ from the last."""
-    wide = steps // LAYERS
+    """Store a partly completed run of a DAG; return its id. Every output of a version differs from other versions."""
+    width = steps // LAYERS
     more = {"retries": version} if version else {}
     tasks = {
-        f"part_{number}": {"task": "etl.part", "depends_on": above(number, wide), **(more if number % 3 else {})}
+        f"part_{number}": {
+            "task": "etl.part",
+            "depends_on": upstream_steps(number, width),
+            **(more if number % 3 else {}),
+        }
         for number in range(steps)
     }
     name = f"dag-{steps}"
@@ -81,7 +85,7 @@ def start(backend: Backend, url: str, steps: int, done: int, version: int = 0) -
 
 
 def start_wide(backend: Backend, url: str, items: int) -> str:
-    """Store a run with one step of so many tasks, half of which are done; return its id."""
+    """Store a run with one step of so many tasks, half of them done; return its id."""
     tasks = {"each": {"task": "etl.part", "foreach": "params.items"}}
     body = {"name": "wide", "queue": "etl", "params": {"items": {"type": "list"}}, "tasks": tasks}
     backend.workflows.apply(definitions.from_data(body))
@@ -92,7 +96,7 @@ def start_wide(backend: Backend, url: str, items: int) -> str:
 
 
 def write(url: str, run: bytes, total: int, done: int, state: DagState, version: int, step: str | None = None) -> None:
-    """Write down the ended tasks of a run, and how far it has come."""
+    """Store the ended tasks of a run, and its progress."""
     output = encode_value({"rows": [number * (version + 1) % 997 for number in range(1_000)]}, "an output", 1_000_000)
     connection = psycopg2.connect(url)
     connection.autocommit = True
@@ -111,34 +115,36 @@ def write(url: str, run: bytes, total: int, done: int, state: DagState, version:
 
 
 async def measure(app: object, pages: dict[str, Bar], times: int) -> list[tuple[str, Bar, float, float, float]]:
-    """Read every page some times; return the least milliseconds and CPU time, and kilobytes."""
+    """Read every page several times; return the minimum of the milliseconds and of the CPU time, and the kilobytes."""
     found = []
     transport = httpx.ASGITransport(app, client=("127.0.0.1", 40_000))  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as client:
         await client.get("/ui")
         for path, bar in pages.items():
-            took, busy = [], []
+            durations, busy = [], []
             for _ in range(times):
                 began, began_busy = time.perf_counter(), time.process_time()
-                answer = (await client.get(path)).raise_for_status()
-                took.append(1_000 * (time.perf_counter() - began))
+                response = (await client.get(path)).raise_for_status()
+                durations.append(1_000 * (time.perf_counter() - began))
                 busy.append(1_000 * (time.process_time() - began_busy))
-            found.append((path, bar, min(took), min(busy), len(answer.content) / 1_000))
+            found.append((path, bar, min(durations), min(busy), len(response.content) / 1_000))
     return found
 
 
 def main() -> int:
-    """Fill, measure, and say which pages miss their bars."""
+    """Fill the database, measure, and print the pages with their limits."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=20_000)
     parser.add_argument("--times", type=int, default=5)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pages-") as folder, EmbeddedServices(Path(folder)) as services:
         url = services.postgres.create_database("pages")
         upgrade(url)
-        lists.fill(url, given.tasks, given.tasks, given.tasks // 10)
+        lists.fill(url, options.tasks, options.tasks, options.tasks // 10)
         settings = load_settings(environ={}, database_url=url, redis_url=services.redis_url)
-        fixed = [one.path for one in PAGES if one.method == "GET" and not one.is_live and one.media_type == "text/html"]
+        fixed = [
+            page.path for page in PAGES if page.method == "GET" and not page.is_live and page.media_type == "text/html"
+        ]
         pages = {path: Bar() for path in fixed if "{" not in path and not re.search("static|login|log.txt", path)}
         pages["/ui/queues/queue7"] = pages["/ui/tasks?status=failed"] = Bar()
         backend = Backend(settings)
@@ -149,7 +155,7 @@ def main() -> int:
             pages[f"/ui/compare?run={first}&run={last}"] = COMPARED
         pages |= dict.fromkeys((f"/ui/runs/{start_wide(backend, url, 20_000)}", "/ui/workflows/wide"), WIDE)
         backend.close()
-        found = asyncio.run(measure(create_app(settings), pages, given.times))
+        found = asyncio.run(measure(create_app(settings), pages, options.times))
     table = Table("page", "ms", "CPU ms", "kB", "bar")
     missed = 0
     for path, bar, milliseconds, busy, kilobytes in found:

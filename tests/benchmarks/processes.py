@@ -1,4 +1,4 @@
-"""What benchmarks of several processes have in common: an application, and what a process has said and used."""
+"""Helpers for benchmarks of several processes: an application, and the output and CPU usage of processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def noop(value: int) -> int:
 
 
 @contextmanager
-def _stopped_at_the_end() -> Iterator[list[subprocess.Popen[str] | subprocess.Popen[bytes]]]:
+def _stop_afterwards() -> Iterator[list[subprocess.Popen[str] | subprocess.Popen[bytes]]]:
     running: list[subprocess.Popen[str] | subprocess.Popen[bytes]] = []
     try:
         yield running
@@ -34,8 +34,8 @@ def _stopped_at_the_end() -> Iterator[list[subprocess.Popen[str] | subprocess.Po
             process.wait(60)
 
 
-def _said(log: Path, pattern: str, process: subprocess.Popen[bytes]) -> list[str]:
-    """Wait until a program says something; return what stands in the brackets of the pattern."""
+def _wait_for_log(log: Path, pattern: str, process: subprocess.Popen[bytes]) -> list[str]:
+    """Wait until a program's log matches a pattern; return the groups of the last match."""
     deadline = time.monotonic() + 60
     while (found := re.findall(pattern, log.read_text())) == []:
         if process.poll() is not None or time.monotonic() > deadline:
@@ -45,15 +45,15 @@ def _said(log: Path, pattern: str, process: subprocess.Popen[bytes]) -> list[str
 
 
 def _cpu(process: int) -> float:
-    """Return the CPU time of a process, its threads and its children, also of those that have gone, in seconds."""
+    """Return the CPU seconds of a process with its threads and children, including ended ones."""
     try:
         threads = list(Path(f"/proc/{process}/task").iterdir())
         used = sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
         children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-        gone = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[13:15]
+        ended_children = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[13:15]
     except (FileNotFoundError, ProcessLookupError):
-        return 0.0  # its parent has what it used
-    return used + sum(map(int, gone)) / os.sysconf("SC_CLK_TCK") + sum(map(_cpu, children))
+        return 0.0  # counted by its parent
+    return used + sum(map(int, ended_children)) / os.sysconf("SC_CLK_TCK") + sum(map(_cpu, children))
 
 
 # -- the client

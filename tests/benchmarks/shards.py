@@ -1,7 +1,7 @@
-"""Shards: what a task takes of each process with one, two and four of them, and a model of more.
+"""Shards: the CPU time per task in each process with one, two and four shards, and a model of more.
 
-On a machine that others use too, CPU time by process says more than rates do. Where many processes share few cores,
-each tick has fewer tasks: that number says why a task costs more with more shards. `--write` draws
+On a shared machine, CPU time per process is more reliable than rates. With many processes on few cores, each tick has
+fewer tasks, which makes a task more expensive with more shards; the output has this number. `--write` draws
 docs/images/shards.svg. Linux only.
 """
 
@@ -20,12 +20,12 @@ from math import log10
 from pathlib import Path
 
 from tests.benchmarks.growth.page import IMAGES, opening
-from tests.benchmarks.processes import APPLICATION, REPOSITORY, _cpu, _said, _stopped_at_the_end
+from tests.benchmarks.processes import APPLICATION, REPOSITORY, _cpu, _stop_afterwards, _wait_for_log
 
 BATCH = 500
 _METRICS = 19_464
 _PROCESSES = 4
-"""Of the workers, for each shard, so that the leaders have as many slots each."""
+"""Worker processes per shard, so that all leaders have the same number of slots."""
 _ALL = "tasks a second", "tasks a tick"
 
 
@@ -70,9 +70,9 @@ def _show(number: int, found: Mapping[str, float]) -> None:
 
 
 def measure(folder: Path, servers: dict[str, int], size: int, shards: int) -> dict[str, float]:
-    """Run so many tasks that wait already, from the start of the workers to the last end; return µs of CPU a task."""
+    """Run a backlog of so many tasks, from the resumption of the queue to the last end; return µs of CPU per task."""
     sys.path.insert(0, str(folder))
-    import application  # type: ignore[import-not-found]  # which the program has written
+    import application  # type: ignore[import-not-found]  # written by the program
 
     orchestrator = [sys.executable, "-m", "orchestrator"]
     subprocess.run([*orchestrator, "db", "upgrade"], cwd=folder, check=True, capture_output=True)
@@ -82,8 +82,8 @@ def measure(folder: Path, servers: dict[str, int], size: int, shards: int) -> di
     for start in range(0, size, BATCH):
         application.app.enqueue_many(application.noop, [(one,) for one in range(start, start + BATCH)])
     parts, processes = dict(servers), _PROCESSES * shards
-    with _stopped_at_the_end() as running:
-        for name, words, ready, number in (
+    with _stop_afterwards() as running:
+        for name, arguments, ready, number in (
             ("scheduler", ["scheduler", "--metrics", f"127.0.0.1:{_METRICS}"], "scheduler.leading", shards),
             (
                 "worker",
@@ -94,11 +94,11 @@ def measure(folder: Path, servers: dict[str, int], size: int, shards: int) -> di
         ):
             log = folder / f"{name}.log"
             with log.open("wb") as output:
-                process = subprocess.Popen([*orchestrator, *words], cwd=folder, stdout=output, stderr=output)
+                process = subprocess.Popen([*orchestrator, *arguments], cwd=folder, stdout=output, stderr=output)
             running.append(process)
             parts[name] = process.pid
             while log.read_text().count(ready) < number:
-                _said(log, ready, process)
+                _wait_for_log(log, ready, process)
                 time.sleep(0.05)
         ticks, before = _ticks(shards), {part: _cpu(process) for part, process in parts.items()}
         began = time.monotonic()
@@ -113,7 +113,7 @@ def measure(folder: Path, servers: dict[str, int], size: int, shards: int) -> di
 
 
 def _ticks(shards: int) -> float:
-    """Return how many ticks all leaders have made."""
+    """Return the number of ticks of all leaders."""
     addresses = [f"http://127.0.0.1:{_METRICS + shard}/metrics" for shard in range(shards)]
     found = [urllib.request.urlopen(address, timeout=30).read().decode() for address in addresses]
     return sum(map(float, re.findall(r"^orchestrator_ticks_total\S* (\S+)", "\n".join(found), re.MULTILINE)))
@@ -126,13 +126,13 @@ PARTS = {
     "postgres": ("Postgres", "#c2410c", "#fb923c"),
     "redis": ("Redis", "#15803d", "#4ade80"),
 }
-"""What is drawn, its title, and its colour on light and dark pages."""
+"""The parts: title, and colors on light and dark pages."""
 _CORES = 32
 _WIDTH, _HEIGHT, _TOP, _LEFT, _RIGHT = 260, 170, 76, 56, 420
 
 
 def chart(costs: Mapping[int, Mapping[str, float]]) -> str:
-    """Return an SVG: what was measured, and beside it what each part could do with up to 64 shards."""
+    """Return an SVG with the measurements, and a model of each part's capacity with up to 64 shards."""
     one = costs[min(costs)]
     limits: dict[str, Callable[[int], float]] = {
         "scheduler": lambda shards: shards * 1e6 / one["scheduler"],
@@ -144,12 +144,12 @@ def chart(costs: Mapping[int, Mapping[str, float]]) -> str:
         lines.append(f'<rect class="{part}" x="{16 + 110 * number}" y="39" width="14" height="3"/>')
         lines.append(_text(36 + 110 * number, 45, name))
     lines += [*_bars(costs), *_model(limits)]
-    below = (
+    notes = (
         f"The model: a task costs what it costs with one shard, {one[_ALL[1]]:.0f} tasks in a tick. Each shard has",
         f"a core, Postgres has {_CORES}, which it uses evenly, a Redis node has one (a cluster adds nodes).",
         "Locks, network and disks (1.1 KB of WAL a task) set no limit.",
     )
-    lines += [_text(16, _TOP + _HEIGHT + 58 + 16 * number, text) for number, text in enumerate(below)]
+    lines += [_text(16, _TOP + _HEIGHT + 58 + 16 * number, text) for number, text in enumerate(notes)]
     return "\n".join((*lines, "</svg>\n"))
 
 
@@ -159,11 +159,11 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
 
 def _bars(costs: Mapping[int, Mapping[str, float]]) -> list[str]:
     lines = [_text(16, _TOP - 8, "Measured on two cores: µs of CPU a task, and tasks in a tick")]
-    most = max(cost[part] for cost in costs.values() for part in PARTS)
-    for place, (shards, cost) in enumerate(costs.items()):
-        left = _LEFT + place * _WIDTH / len(costs)
+    highest = max(cost[part] for cost in costs.values() for part in PARTS)
+    for index, (shards, cost) in enumerate(costs.items()):
+        left = _LEFT + index * _WIDTH / len(costs)
         for number, part in enumerate(PARTS):
-            height = round((_HEIGHT - 16) * cost[part] / most, 1)
+            height = round((_HEIGHT - 16) * cost[part] / highest, 1)
             x, y = round(left + 24 * number, 1), round(_TOP + _HEIGHT - height, 1)
             lines.append(f'<rect class="{part}" x="{x}" y="{y}" width="20" height="{height}"/>')
             lines.append(_text(x + 10, y - 4, f"{cost[part]:.0f}", "middle"))
@@ -177,7 +177,7 @@ def _model(limits: Mapping[str, Callable[[int], float]]) -> list[str]:
 
     def points(limit: Callable[[int], float]) -> Sequence[tuple[float, float]]:
         downs = [_HEIGHT * (high - log10(limit(number))) / (high - low) for number in shards]
-        return [(round(_RIGHT + _WIDTH * place / 6, 1), round(_TOP + down, 1)) for place, down in enumerate(downs)]
+        return [(round(_RIGHT + _WIDTH * index / 6, 1), round(_TOP + down, 1)) for index, down in enumerate(downs)]
 
     lines = [_text(_RIGHT, _TOP - 8, "Model: most tasks a second, by shards")]
     for power in range(low, high + 1):
@@ -185,11 +185,11 @@ def _model(limits: Mapping[str, Callable[[int], float]]) -> list[str]:
         lines.append(f'<line class="grid" x1="{_RIGHT}" y1="{y}" x2="{_RIGHT + _WIDTH}" y2="{y}"/>')
         lines.append(_text(_RIGHT - 6, y + 4, f"{10**power:,}", "end"))
     for part, limit in limits.items():
-        drawn = points(limit)
-        lines.append(f'<polyline class="{part}" points="{" ".join(f"{x},{y}" for x, y in drawn)}"/>')
-        (x, y), anchor = (drawn[-1], "end") if part == "scheduler" else (drawn[0], "start")
+        plotted = points(limit)
+        lines.append(f'<polyline class="{part}" points="{" ".join(f"{x},{y}" for x, y in plotted)}"/>')
+        (x, y), anchor = (plotted[-1], "end") if part == "scheduler" else (plotted[0], "start")
         lines.append(_text(x, y - 5, f"{round(limit(shards[-1]), -4):,.0f}", anchor))
-    return lines + [_text(x, _TOP + _HEIGHT + 15, str(n), "middle") for (x, _), n in zip(drawn, shards, strict=True)]
+    return lines + [_text(x, _TOP + _HEIGHT + 15, str(n), "middle") for (x, _), n in zip(plotted, shards, strict=True)]
 
 
 if __name__ == "__main__":

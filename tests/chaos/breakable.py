@@ -1,4 +1,4 @@
-"""Services of their own for tests that break them, and a look at what `orchestrator status` says meanwhile."""
+"""Servers for tests that break them, and helpers to check `orchestrator status` meanwhile."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.acceptance.stack import Process, Stack
 from tests.waiting import eventually
 
 SETTINGS = {"worker_ttl": 3.0, "heartbeat": 0.25, "lease": 1.5, "long_transaction": 1.0}
-"""An outage of ten minutes outlasts every limit of the defaults many times over; with these, a few seconds do.
+"""Short timeouts, so that an outage of a few seconds exceeds all of them, as one of ten minutes does by default.
 
-A machine on which nothing moves for a second or two outlasts none of those after which somebody counts as dead.
+They are long enough for a machine that freezes for a second or two.
 """
 OUTAGE = 1.5 * SETTINGS["worker_ttl"]
 
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """Yield an empty folder that Postgres's own user can enter, and whose path fits a socket address."""
+    """Yield an empty folder that the user of Postgres can enter, with a path short enough for Unix sockets."""
     path = Path(tempfile.mkdtemp(prefix="orchestrator-"))
     path.chmod(0o755)
     try:
@@ -41,7 +41,7 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
-    """Mount a small disk in memory; a test that needs one is skipped where that is not permitted."""
+    """Mount a small tmpfs; skip the test where mounting is not permitted."""
     path.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=755", "none", path], check=False)
     if mounted.returncode != 0:
@@ -53,7 +53,7 @@ def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Fill a disk to the last byte; return the file to remove when there is to be room again."""
+    """Fill a disk completely; return the file whose removal frees the space."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file:
         for size in (65536, 4096, 1):
@@ -67,7 +67,7 @@ def fill(disk: Path) -> Path:
 
 @contextmanager
 def postgres(path: Path, **settings: str | int) -> Iterator[tuple[EmbeddedPostgres, str]]:
-    """Yield a Postgres of one's own with our tables in it, and its URL."""
+    """Yield a Postgres server with our schema, and its URL."""
     server = EmbeddedPostgres(path, settings)
     server.start()
     try:
@@ -75,25 +75,25 @@ def postgres(path: Path, **settings: str | int) -> Iterator[tuple[EmbeddedPostgr
         database.upgrade(url)
         yield server, url
     finally:
-        server.start()  # whatever a test did to it
+        server.start()  # the test may have stopped it
         server.stop("immediate")
 
 
 def command(stack: Stack, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run one of our commands to its end."""
+    """Run an `orchestrator` command to its end."""
     return forking.run(*arguments, environment=stack.environment | environment, folder=Path(__file__).parent)
 
 
 def trouble(stack: Stack) -> Mapping[str, str]:
-    """Return what `orchestrator status` says is wrong: kinds and messages."""
-    done = stack.command("status", "--json")
-    assert done.exit_code == 0, done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
+    """Return the problems in `orchestrator status`: messages by kind."""
+    result = stack.command("status", "--json")
+    assert result.exit_code == 0, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
     return {found["kind"]: found["message"] for found in document["trouble"]}
 
 
 def pass_time(seconds: float) -> None:
-    """Let an outage last; how long it lasts is what the test is about."""
+    """Wait so many seconds, as the duration of an outage."""
     deadline = time.monotonic() + seconds
     eventually(lambda: time.monotonic() > deadline, "time passes", seconds + 10)
 
@@ -103,7 +103,7 @@ def lines(path: Path) -> list[str]:
 
 
 def each_ran_once(stack: Stack, log: Path, count: int) -> None:
-    """Wait until every task has ended; then the log that tasks wrote must show each number exactly once."""
+    """Wait until all tasks have succeeded; check that each number is in the tasks' log exactly once."""
     ended = "SELECT count(*) FROM orchestrator.ended_tasks WHERE name = 'project.logged' AND status = 'success'"
     eventually(lambda: stack.scalar(ended) == count, f"{count} succeed", 60)
     assert sorted(map(int, lines(log))) == list(range(count))
@@ -112,15 +112,15 @@ def each_ran_once(stack: Stack, log: Path, count: int) -> None:
 
 
 def said(process: Process, words: str) -> int:
-    """Return how many lines of a process's log hold these words."""
+    """Return how many lines of a process's log contain a text."""
     return sum(words in line for line in process.log.read_text().splitlines())
 
 
-def is_calm(stack: Stack, most: int) -> bool:
-    """Say whether an outage cost each process no more than so many lines, and none of them a traceback."""
+def is_calm(stack: Stack, limit: int) -> bool:
+    """Check that an outage cost each process at most `most` log lines of each kind, and no traceback."""
     for process in stack.processes:
         text = process.log.read_text()
         assert "Traceback" not in text, text
-        assert said(process, "cannot be used;") <= most, text
-        assert said(process, "can be used again") <= most, text
+        assert said(process, "cannot be used;") <= limit, text
+        assert said(process, "can be used again") <= limit, text
     return True

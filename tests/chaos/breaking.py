@@ -1,4 +1,4 @@
-"""How servers and processes are broken: the strokes that chaos and the soak share. Who is struck when, each decides."""
+"""Faults shared by the chaos driver and the soak test."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from orchestrator.embedded import EmbeddedServices
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process, if it is still there."""
+    """Send a signal to a process, if it still exists."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def send_group(group: int, number: signal.Signals) -> None:
-    """Send a signal to a process and everything that it forked, as what befalls a machine would."""
+    """Send a signal to a process and its descendants, as the loss of a machine does."""
     with suppress(ProcessLookupError):
         os.killpg(group, number)
 
 
 @contextmanager
 def stopped(group: int) -> Iterator[None]:
-    """Let a machine stand still while the block lasts."""
+    """Freeze a machine within the block."""
     send_group(group, signal.SIGSTOP)
     try:
         yield
@@ -36,7 +36,7 @@ def stopped(group: int) -> Iterator[None]:
 
 @contextmanager
 def postgres_down(services: EmbeddedServices) -> Iterator[None]:
-    """Crash Postgres; it recovers from its log when the block ends."""
+    """Crash Postgres within the block; it recovers from its write-ahead log afterwards."""
     services.postgres.stop("immediate")
     try:
         yield
@@ -46,7 +46,7 @@ def postgres_down(services: EmbeddedServices) -> Iterator[None]:
 
 @contextmanager
 def redis_down(services: EmbeddedServices, *, persistence: bool) -> Iterator[None]:
-    """Crash Redis; it comes back when the block ends, with its log or with nothing."""
+    """Crash Redis within the block; it restarts with its append-only file, or empty."""
     services.redis.kill()
     try:
         yield
@@ -55,6 +55,5 @@ def redis_down(services: EmbeddedServices, *, persistence: bool) -> Iterator[Non
 
 
 def flush_redis(services: EmbeddedServices) -> None:
-    """Let Redis forget everything."""
     with Redis.from_url(services.redis_url, socket_timeout=5) as redis:
         redis.flushall()

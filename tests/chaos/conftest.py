@@ -1,4 +1,4 @@
-"""Options of the fault simulator, and of the failover that is measured."""
+"""Command line options of the fault simulator, and of the failover measurement."""
 
 from __future__ import annotations
 

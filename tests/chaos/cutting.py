@@ -1,6 +1,6 @@
-"""A socket in front of Postgres that can break a connection when a statement is done and nobody has heard of it yet.
+"""A proxy in front of Postgres that can break a connection after a statement's execution, before its response arrives.
 
-It can also hang: then it takes what it is sent, and says nothing.
+It can also hang: then it accepts data, but forwards nothing.
 """
 
 from __future__ import annotations
@@ -17,31 +17,29 @@ _NAME = ".s.PGSQL.5432"
 
 
 class Cutting:
-    """Passes bytes on both ways. When armed, it keeps back the answer to the next matching statement, and hangs up."""
+    """Forwards data both ways. When armed, drops the response to the next matching statement and disconnects."""
 
     def __init__(self, database_url: str, folder: Path) -> None:
         parts = urlsplit(database_url)
         self._server = str(Path(parse_qs(parts.query)["host"][0]) / _NAME)
         self.url = f"postgresql://{parts.netloc}{parts.path}?host={folder}"
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(str(folder / _NAME))
-        self._listening.listen()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(folder / _NAME))
+        self._listener.listen()
         self._armed = b""
-        self._flows = threading.Event()
-        self._flows.set()
+        self._is_forwarding = threading.Event()
+        self._is_forwarding.set()
         self.cuts = 0
 
     def arm(self, statement: bytes) -> None:
-        """Cut at the next statement that holds these bytes."""
+        """Disconnect after the next statement that contains these bytes."""
         self._armed = statement
 
     def hang(self) -> None:
-        """Pass nothing on from now on."""
-        self._flows.clear()
+        self._is_forwarding.clear()
 
     def go_on(self) -> None:
-        """Pass on what was kept back, and what comes."""
-        self._flows.set()
+        self._is_forwarding.set()
 
     @property
     def is_armed(self) -> bool:
@@ -52,34 +50,34 @@ class Cutting:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listening.close()
+        self._listener.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed: the test is over
+        with contextlib.suppress(OSError):  # closed at the end of the test
             while True:
-                client, _ = self._listening.accept()
+                client, _ = self._listener.accept()
                 server = socket.socket(socket.AF_UNIX)
                 server.connect(self._server)
-                both = _Pair(client, server)
-                threading.Thread(target=self._forward, args=(both,), daemon=True).start()
-                threading.Thread(target=self._back, args=(both,), daemon=True).start()
+                pair = _Pair(client, server)
+                threading.Thread(target=self._forward_statements, args=(pair,), daemon=True).start()
+                threading.Thread(target=self._forward_responses, args=(pair,), daemon=True).start()
 
-    def _forward(self, pair: _Pair) -> None:
+    def _forward_statements(self, pair: _Pair) -> None:
         for data in pair.read(pair.client):
             if self._armed and self._armed in data:
                 self._armed = b""
                 pair.is_doomed.set()
-            self._flows.wait()
+            self._is_forwarding.wait()
             with contextlib.suppress(OSError):
                 pair.server.sendall(data)
         pair.close()
 
-    def _back(self, pair: _Pair) -> None:
+    def _forward_responses(self, pair: _Pair) -> None:
         for data in pair.read(pair.server):
             if pair.is_doomed.is_set():
                 self.cuts += 1
                 break
-            self._flows.wait()
+            self._is_forwarding.wait()
             with contextlib.suppress(OSError):
                 pair.client.sendall(data)
         pair.close()
@@ -92,7 +90,7 @@ class _Pair:
         self.is_doomed = threading.Event()
 
     def read(self, end: socket.socket) -> Iterator[bytes]:
-        with contextlib.suppress(OSError):  # either side hung up
+        with contextlib.suppress(OSError):  # either side disconnected
             while data := end.recv(65536):
                 yield data
 

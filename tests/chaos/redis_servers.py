@@ -1,4 +1,4 @@
-"""Redis as a cluster, and behind Sentinels: real servers, which tests move slots between, and kill."""
+"""A Redis Cluster, and a Redis with Sentinels: real servers, whose slots tests move and whose nodes tests kill."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ SLOTS = 16384
 
 
 def free_port() -> int:
-    """Return a port that is free, as is the one of the cluster's bus above it."""
+    """Return a free port whose cluster bus port (10,000 higher) is free too."""
     while True:
         port = random.randint(20_000, 30_000)
-        with socket.socket() as one, socket.socket() as other:
+        with socket.socket() as client_port, socket.socket() as bus_port:
             try:
-                one.bind(("127.0.0.1", port))
-                other.bind(("127.0.0.1", port + 10_000))
+                client_port.bind(("127.0.0.1", port))
+                bus_port.bind(("127.0.0.1", port + 10_000))
             except OSError:
                 continue
             return port
 
 
 class RedisServer:
-    """One process of Redis or Valkey, without persistence."""
+    """A process of Redis or Valkey, without persistence."""
 
     def __init__(self, folder: Path, *lines: str, is_sentinel: bool = False) -> None:
         found = find_redis()
@@ -50,8 +50,8 @@ class RedisServer:
         folder = folder / str(self.port)
         folder.mkdir(parents=True)
         configuration = folder / "redis.conf"
-        usual = (f"port {self.port}", "bind 127.0.0.1", f"dir {folder}", f"logfile {folder}/log")
-        configuration.write_text("\n".join((*usual, *([] if is_sentinel else ['save ""']), *lines)) + "\n")
+        defaults = (f"port {self.port}", "bind 127.0.0.1", f"dir {folder}", f"logfile {folder}/log")
+        configuration.write_text("\n".join((*defaults, *([] if is_sentinel else ['save ""']), *lines)) + "\n")
         command: list[str | Path] = [found.path, configuration, *(["--sentinel"] if is_sentinel else [])]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         self._client = Redis(port=self.port, retry=Retry(NoBackoff(), 0), socket_timeout=5, protocol=2)
@@ -63,8 +63,8 @@ class RedisServer:
         except (RedisError, OSError):
             return False
 
-    def __call__(self, *words: Any) -> Any:
-        return self._client.execute_command(*words)  # type: ignore[no-untyped-call]
+    def __call__(self, *arguments: Any) -> Any:
+        return self._client.execute_command(*arguments)  # type: ignore[no-untyped-call]
 
     def info(self, section: str) -> dict[str, Any]:
         found: dict[str, Any] = self._client.info(section)
@@ -80,7 +80,7 @@ class RedisServer:
 
 
 class Cluster:
-    """Three masters, and a replica of the one that has the slot of the first namespace or shard."""
+    """Three masters, and a replica of the master that owns the slot of the first namespace or shard."""
 
     def __init__(self, folder: Path, closing: ExitStack, namespaces: Sequence[str]) -> None:
         def start() -> RedisServer:
@@ -96,11 +96,11 @@ class Cluster:
         self.replica = start()
         for node in (*self.nodes[1:], self.replica):
             node("CLUSTER MEET", "127.0.0.1", self.nodes[0].port)
-        everybody = (*self.nodes, self.replica)
-        eventually(lambda: all(self._is_whole(node, 4) for node in everybody), "the cluster stands", 60)
+        all_nodes = (*self.nodes, self.replica)
+        eventually(lambda: all(self._is_whole(node, 4) for node in all_nodes), "the cluster stands", 60)
         self.slots = [key_slot(Keys(namespace).generation.encode()) for namespace in namespaces]
         self.owners = [self.nodes[slot // share] for slot in self.slots]
-        """The masters that have the keys of each."""
+        """The masters that own the slots, in the order of the namespaces."""
         self.replica("CLUSTER REPLICATE", self._id(self.owners[0]))
         eventually(lambda: self.replica.info("replication").get("master_link_status") == "up", "it follows", 60)
 
@@ -117,19 +117,19 @@ class Cluster:
     def url(self) -> str:
         return f"redis+cluster://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes)}"
 
-    def move_slot(self, which: int = 0) -> None:
+    def move_slot(self, index: int = 0) -> None:
         """Move a slot to another master, key by key, as redis-cli does."""
-        source, slot = self.owners[which], self.slots[which]
+        source, slot = self.owners[index], self.slots[index]
         target = next(node for node in self.nodes if node is not source)
         target("CLUSTER SETSLOT", slot, "IMPORTING", self._id(source))
         source("CLUSTER SETSLOT", slot, "MIGRATING", self._id(target))
         while keys := source("CLUSTER GETKEYSINSLOT", slot, 10):
             source("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
-            time.sleep(0.01)  # so that others meet a slot of which one half is gone
+            time.sleep(0.01)  # so that clients meet a half-migrated slot
         for node in (target, source, *self.nodes):
             node("CLUSTER SETSLOT", slot, "NODE", self._id(target))
         eventually(lambda: self._is_known(slot, target), "the replica knows, which may be the next to own it", 60)
-        self.owners[which] = target
+        self.owners[index] = target
 
     def _is_known(self, slot: int, owner: RedisServer) -> bool:
         found = (server for first, last, server, *_ in self.replica("CLUSTER SLOTS") if first <= slot <= last)
@@ -143,7 +143,7 @@ def cluster(folder: Path, *namespaces: str) -> Iterator[Cluster]:
 
 
 class Sentinels:
-    """A master, a replica, and three Sentinels that promote it."""
+    """A master, a replica, and three Sentinels that can promote the replica."""
 
     def __init__(self, folder: Path, closing: ExitStack) -> None:
         def start(*lines: str, is_sentinel: bool = False) -> RedisServer:
@@ -170,7 +170,7 @@ class Sentinels:
 
     @property
     def url(self) -> str:
-        return f"redis+sentinel://{','.join(f'127.0.0.1:{one.port}' for one in self.sentinels)}/mymaster/0"
+        return f"redis+sentinel://{','.join(f'127.0.0.1:{sentinel.port}' for sentinel in self.sentinels)}/mymaster/0"
 
 
 @contextmanager

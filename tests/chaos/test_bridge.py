@@ -1,6 +1,6 @@
-"""A short round of `python -m tests.chaos.bridge`."""
+"""A short run of `python -m tests.chaos.bridge`."""
 
-# ruff: noqa: E402  # Celery is not there before `require_celery`
+# ruff: noqa: E402  # ruff: noqa: E402  # Celery is importable only after `require_celery`
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.chaos.bridge.__main__ import run
 
 
 @pytest.mark.long
-def test_kills_of_every_part_lose_and_double_nothing() -> None:
+def test_killing_any_process_neither_loses_nor_repeats_a_task() -> None:
     folder = Path(tempfile.mkdtemp(prefix="orchestrator-bridge-"))
     folder.chmod(0o755)
 

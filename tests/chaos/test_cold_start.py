@@ -1,4 +1,4 @@
-"""Schedulers and workers that are started before Postgres and Redis: they wait, unless waiting will not help."""
+"""Schedulers and workers started before Postgres and Redis: they wait, except where waiting cannot help."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ local all all trust
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def directory() -> Iterator[Path]:
     with breakable.folder() as path:
         yield path
 
 
 @pytest.fixture
-def servers(place: Path) -> Iterator[tuple[EmbeddedPostgres, EmbeddedRedis, str]]:
-    """A Postgres that asks alice, and nobody else, for a password, and a Redis."""
-    rules = place / "pg_hba.conf"
+def servers(directory: Path) -> Iterator[tuple[EmbeddedPostgres, EmbeddedRedis, str]]:
+    """A Postgres that requires a password of the user alice only, and a Redis."""
+    rules = directory / "pg_hba.conf"
     rules.write_text(HBA)
-    redis = EmbeddedRedis(place)
+    redis = EmbeddedRedis(directory)
     redis.start()
-    with breakable.postgres(place, hba_file=str(rules)) as (server, url):
+    with breakable.postgres(directory, hba_file=str(rules)) as (server, url):
         yield server, redis, url
-        redis.start()  # whatever a test did to it
+        redis.start()  # the test may have stopped it
     redis.stop()
 
 
 @pytest.fixture
-def stack(servers: tuple[EmbeddedPostgres, EmbeddedRedis, str], place: Path) -> Iterator[Stack]:
+def stack(servers: tuple[EmbeddedPostgres, EmbeddedRedis, str], directory: Path) -> Iterator[Stack]:
     server, redis, url = servers
-    with fresh_stack(url, redis.url, place, **SETTINGS) as stack:
+    with fresh_stack(url, redis.url, directory, **SETTINGS) as stack:
         yield stack
         server.start()
         redis.start()
 
 
 def is_waiting_for(server: str, process: Process) -> bool:
-    """Say whether a process has said once that it waits."""
+    """Return whether a process has logged once that it waits for a server."""
     return said(process, f"{server} cannot be used; waiting for it:") == 1
 
 
@@ -65,14 +65,14 @@ def test_processes_wait_for_the_servers(stack: Stack, servers: tuple[EmbeddedPos
     server.stop()
     redis.stop()
     scheduler, worker, api = stack.scheduler(wait=False), stack.worker(wait=False), stack.begin_api()
-    impatient = [stack.scheduler(wait=False), stack.worker(wait=False)]
-    for process in (scheduler, worker, *impatient):
+    stopped_early = [stack.scheduler(wait=False), stack.worker(wait=False)]
+    for process in (scheduler, worker, *stopped_early):
         eventually(partial(is_waiting_for, "Redis", process), "it waits")
     for process in (scheduler, api):
         eventually(partial(is_waiting_for, "Postgres", process), "for Postgres too")
-    impatient.append(stack.begin_api())
-    eventually(lambda: said(impatient[-1], "waiting for it:") == 1, "so does another")
-    for process in impatient:
+    stopped_early.append(stack.begin_api())
+    eventually(lambda: said(stopped_early[-1], "waiting for it:") == 1, "so does another")
+    for process in stopped_early:
         process.signal(signal.SIGTERM)
         assert process.wait(60) == 0, "who waits can be stopped"
     redis.start()
@@ -90,18 +90,16 @@ def test_processes_wait_for_the_servers(stack: Stack, servers: tuple[EmbeddedPos
     assert scheduler.stop() == worker.stop() == api.stop() == 0
 
 
-def test_a_mistake_in_the_settings_is_told_at_once(
-    stack: Stack, servers: tuple[EmbeddedPostgres, EmbeddedRedis, str]
-) -> None:
+def test_wrong_settings_fail_at_once(stack: Stack, servers: tuple[EmbeddedPostgres, EmbeddedRedis, str]) -> None:
     server, redis, url = servers
     with stack.engine.connect() as connection:
         connection.execute(text("CREATE ROLE alice LOGIN SUPERUSER PASSWORD 'right'"))
     parsed = make_url(url)
 
-    def refusal(*words: str, **environment: str) -> str:
-        done = breakable.command(stack, *words, **environment)
-        assert (done.returncode, "Traceback" in done.stderr, "waiting for it" in done.stderr) == (1, False, False)
-        return done.stderr
+    def refusal(*arguments: str, **environment: str) -> str:
+        result = breakable.command(stack, *arguments, **environment)
+        assert (result.returncode, "Traceback" in result.stderr, "waiting for it" in result.stderr) == (1, False, False)
+        return result.stderr
 
     def database(**parts: str) -> str:
         return parsed.set(**parts).render_as_string(hide_password=False)  # type: ignore[arg-type]
@@ -117,6 +115,6 @@ def test_a_mistake_in_the_settings_is_told_at_once(
     assert "Run `orchestrator db upgrade`" in refusal("scheduler", ORCHESTRATOR_DATABASE_URL=database(database="empty"))
     assert "Setting database_url" in refusal("scheduler", ORCHESTRATOR_DATABASE_URL="mysql:/db")
     guarded = redis.url.replace("unix://", "unix://:wrong@")
-    for words in (("scheduler",), ("worker", "--app", "project:app")):
-        assert "Redis cannot be used: " in refusal(*words, ORCHESTRATOR_REDIS_URL=guarded)
-        assert "Setting redis_url" in refusal(*words, ORCHESTRATOR_REDIS_URL="http://redis")
+    for arguments in (("scheduler",), ("worker", "--app", "project:app")):
+        assert "Redis cannot be used: " in refusal(*arguments, ORCHESTRATOR_REDIS_URL=guarded)
+        assert "Setting redis_url" in refusal(*arguments, ORCHESTRATOR_REDIS_URL="http://redis")

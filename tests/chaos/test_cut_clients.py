@@ -19,7 +19,9 @@ def cutting(database_url: str) -> Iterator[Cutting]:
         yield cutting
 
 
-def test_who_waits_for_a_workflow_as_code_goes_on_waiting(cutting: Cutting, redis_url: str, tmp_path: Path) -> None:
+def test_waiting_for_a_code_workflow_survives_a_broken_connection(
+    cutting: Cutting, redis_url: str, tmp_path: Path
+) -> None:
     with fresh_stack(cutting.url, redis_url, tmp_path):
         handle = project.steps.start(1)
         cutting.arm(b"r.stuck")
@@ -31,12 +33,12 @@ def test_who_waits_for_a_workflow_as_code_goes_on_waiting(cutting: Cutting, redi
 
 @pytest.mark.parametrize("start", [project.app.enqueue_many, project.app.start_many])
 @pytest.mark.parametrize(
-    ("at", "error", "there"), [(b"COPY /* enqueue.copy */", Unavailable, 10), (b"COMMIT\0", Uncertain, 20)]
+    ("at", "error", "stored"), [(b"COPY /* enqueue.copy */", Unavailable, 10), (b"COMMIT\0", Uncertain, 20)]
 )
-def test_who_enqueues_many_is_told_whether_somebody_knows(
+def test_a_bulk_enqueue_tells_whether_its_commit_is_uncertain(
     at: bytes,
     error: type[Exception],
-    there: int,
+    stored: int,
     start: Callable[..., object],
     cutting: Cutting,
     redis_url: str,
@@ -47,6 +49,6 @@ def test_who_enqueues_many_is_told_whether_somebody_knows(
         cutting.arm(at)
         with pytest.raises(error, match="it is not known whether" if error is Uncertain else "Postgres cannot be used"):
             start(project.add, [(1, 1)] * 10)
-        assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == there
+        assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == stored
         start(project.add, [(1, 1)] * 10)
-        assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == there + 10
+        assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == stored + 10

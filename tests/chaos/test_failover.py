@@ -1,7 +1,7 @@
-"""A leader dies, a leader leaves, everything is restarted one by one: under load, at default settings, and measured.
+"""The death of a leader, its graceful end, and a rolling restart: under load, at default settings, and measured.
 
-.venv/bin/pytest tests/chaos/test_failover.py                    what every build checks
-.venv/bin/pytest tests/chaos/test_failover.py --kills 10 -s      more leaders, and the figures
+.venv/bin/pytest tests/chaos/test_failover.py                    the checks of every build
+.venv/bin/pytest tests/chaos/test_failover.py --kills 10 -s      more leaders, with figures
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tests.acceptance.conftest import fresh_stack, project
 from tests.acceptance.stack import Process, Stack
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.timeout(400)  # some 15 s each, and far more where others use the machine
+pytestmark = pytest.mark.timeout(400)  # some 15 s each, and far more on a busy machine
 KILLS_OF_A_BUILD = 1
 RATE = 50.0
-"""Tasks a second."""
+"""Tasks per second."""
 RESUMES_WITHIN = 5.0
-"""Seconds that the death of a leader may cost."""
+"""Seconds without starts that the death of a leader may cost."""
 
 
 @pytest.fixture
 def stack(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Stack]:
-    """Services without processes, at default settings."""
+    """A stack without processes, at default settings."""
     with fresh_stack(database_url, redis_url, tmp_path) as stack:
         yield stack
 
@@ -40,7 +40,7 @@ def kills(request: pytest.FixtureRequest) -> int:
 
 
 class Load:
-    """A steady load of tasks that write down when they start."""
+    """A steady load of tasks that record their start times."""
 
     def __init__(self, stack: Stack, path: Path, schema: str = "orchestrator") -> None:
         self._stack = stack
@@ -49,11 +49,11 @@ class Load:
         self._stopping = threading.Event()
         self.count = 0
         self.others = 0
-        """Tasks that a test has enqueued beside these."""
+        """Tasks that a test has enqueued in addition."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Enqueue until the block ends, then wait until everything has ended."""
+        """Enqueue within the block, then wait until all tasks have ended."""
         thread = threading.Thread(target=self._enqueue, name="load")
         thread.start()
         try:
@@ -67,7 +67,7 @@ class Load:
     def _enqueue(self) -> None:
         due = time.monotonic()
         while not self._stopping.wait(max(0.0, due - time.monotonic())):
-            # One in ten is still running when its worker is told to stop.
+            # One in ten tasks is still running when its worker is told to stop.
             project.timed.enqueue(str(self._path), 0.5 if self.count % 10 == 0 else 0.0)
             self.count += 1
             due += 1 / RATE
@@ -76,26 +76,26 @@ class Load:
         return sorted(float(line) for line in self._path.read_text().split()) if self._path.exists() else []
 
     def wait_for_starts(self) -> None:
-        """Wait until tasks of this moment, not those of a backlog, have started again."""
+        """Wait until tasks enqueued from now on have started."""
         expected = self.count + 20
         eventually(lambda: self._path.exists() and self._path.read_bytes().count(b"\n") >= expected, "tasks start")
 
     def longest_gap(self, since: float, until: float) -> float:
-        """Return the longest time, from one moment to another, in which no task started."""
+        """Return the longest period without a start between two moments."""
         moments = [since, *(start for start in self.starts() if since <= start <= until), until]
         return max(later - earlier for earlier, later in pairwise(moments))
 
     def check(self) -> None:
-        """Every task succeeded, at once: no attempt failed, none was lost."""
+        """Check that every task succeeded without a failure or loss."""
         ended = "SELECT status, count(*), sum(failures + losses)::int FROM orchestrator.ended_tasks GROUP BY status"
         assert self._stack.sql(ended) == [("success", self.count, 0)]
 
 
-def gap_after(stack: Stack, load: Load, strike: str) -> float:
-    """Kill or stop the leader under load; return how long nothing started, and bring another standby."""
+def gap_after(stack: Stack, load: Load, how: str) -> float:
+    """Kill or stop the leader under load; return the longest period without starts, and start another standby."""
     leader = stack.leader()
     began = time.monotonic()
-    if strike == "kill":
+    if how == "kill":
         leader.kill()
     else:
         assert leader.stop() == 0
@@ -106,17 +106,17 @@ def gap_after(stack: Stack, load: Load, strike: str) -> float:
     return gap
 
 
-def gaps_after(stack: Stack, load: Load, strike: str, wanted: int, limit: float) -> list[float]:
-    """Strike until so many gaps were short, at most three times as often: others may use the machine in any of them."""
+def gaps_after(stack: Stack, load: Load, how: str, required: int, limit: float) -> list[float]:
+    """Repeat until enough gaps were below the limit, at most three times as often: the machine may be busy."""
     gaps: list[float] = []
-    while sum(gap < limit for gap in gaps) < wanted and len(gaps) < 3 * wanted:
-        gaps.append(gap_after(stack, load, strike))
+    while sum(gap < limit for gap in gaps) < required and len(gaps) < 3 * required:
+        gaps.append(gap_after(stack, load, how))
     return gaps
 
 
-def tell(what: str, seconds: list[float]) -> None:
+def print_gaps(title: str, seconds: list[float]) -> None:
     figures = " ".join(f"{gap:.2f}" for gap in seconds)
-    print(f"\n{what}: {figures}; median {sorted(seconds)[len(seconds) // 2]:.2f} s, longest {max(seconds):.2f} s")
+    print(f"\n{title}: {figures}; median {sorted(seconds)[len(seconds) // 2]:.2f} s, longest {max(seconds):.2f} s")
 
 
 def test_dispatch_resumes_soon_after_the_death_of_a_leader(stack: Stack, tmp_path: Path, kills: int) -> None:
@@ -126,30 +126,30 @@ def test_dispatch_resumes_soon_after_the_death_of_a_leader(stack: Stack, tmp_pat
     stack.scheduler()
     with load.running():
         gaps = gaps_after(stack, load, "kill", kills, RESUMES_WITHIN)
-    tell("no task started after the leader was killed for", gaps)
+    print_gaps("no task started after the leader was killed for", gaps)
     load.check()
     assert sum(gap < RESUMES_WITHIN for gap in gaps) == kills, gaps
 
 
-def test_a_leader_that_is_told_to_stop_hands_over_at_once(stack: Stack, tmp_path: Path, kills: int) -> None:
+def test_a_stopped_leader_hands_over_at_once(stack: Stack, tmp_path: Path, kills: int) -> None:
     load = Load(stack, tmp_path / "starts")
     stack.scheduler()
     stack.worker(processes=2)
     stack.scheduler()
     with load.running():
         gaps = gaps_after(stack, load, "stop", kills, stack.settings.lease)
-    tell("no task started after the leader was told to stop for", gaps)
+    print_gaps("no task started after the leader was told to stop for", gaps)
     load.check()
     assert sum(gap < stack.settings.lease for gap in gaps) == kills, gaps
 
 
-def test_a_rolling_restart_fails_nothing_and_delays_little(stack: Stack, tmp_path: Path) -> None:
+def test_a_rolling_restart_fails_no_task_and_delays_little(stack: Stack, tmp_path: Path) -> None:
     load, lease = Load(stack, tmp_path / "starts"), stack.settings.lease
     schedulers = [stack.scheduler(), stack.scheduler()]
     workers = [stack.worker(processes=2), stack.worker(processes=2)]
     waits = [lease]
     with load.running():
-        while waits[-1] >= lease and len(waits) <= 3:  # others may use the machine during a roll
+        while waits[-1] >= lease and len(waits) <= 3:  # the machine may be busy during a restart
             began, since = time.monotonic(), stack.scalar("SELECT now()")
             schedulers = [restart(load, old, stack.scheduler) for old in schedulers]
             workers = [restart(load, old, lambda: stack.worker(processes=2)) for old in workers]
@@ -171,7 +171,7 @@ SELECT max(waited)::float, percentile_cont(0.5) WITHIN GROUP (ORDER BY waited)::
 
 
 def restart(load: Load, old: Process, start: Callable[[], Process]) -> Process:
-    """Stop one in good order, then start its successor, and return that."""
+    """Stop a process gracefully, start its successor, and return the successor."""
     assert old.stop() == 0
     new = start()
     load.wait_for_starts()

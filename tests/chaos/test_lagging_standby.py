@@ -1,4 +1,4 @@
-"""A standby takes over: one that has not received the last commits, and one that has, under load."""
+"""Failover to a standby of Postgres under load: one that lacks the last commits, and one that has them."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from tests.waiting import eventually
 
 PARENTS, CHILDREN = 6, 4
 PATIENT = {**SETTINGS, "worker_ttl": 30.0}
-"""No worker dies here, and none counts as dead because the machine is busy."""
+"""A long TTL: no worker dies here, and none may count as dead on a busy machine."""
 
 
-def lead_to(server: EmbeddedPostgres, link: Path) -> None:
-    """Have everybody connect to this server from now on."""
+def redirect_to(server: EmbeddedPostgres, link: Path) -> None:
+    """Direct all new connections to this server."""
     draft = link.with_name("draft")
     draft.symlink_to(str(server._socket_folder))
     draft.replace(link)
 
 
 def set_aside(stack: Stack) -> dict[str, str]:
-    """Return what `orchestrator quarantine` shows of each message, by its error."""
+    """Return the output of `orchestrator quarantine show` for each message, by its error."""
     listed = json.loads(command(stack, "quarantine", "list", "--json").stdout)["messages"]
     return {found["error"]: command(stack, "quarantine", "show", found["id"]).stdout for found in listed}
 
 
-def test_what_tasks_have_enqueued_is_there_after_a_failover_that_lost_it(redis_url: str) -> None:
-    with folder() as place, postgres(place / "postgres") as (primary, _):
-        link = place / "current"
-        lead_to(primary, link)
+def test_children_of_tasks_survive_a_failover_that_lost_their_rows(redis_url: str) -> None:
+    with folder() as directory, postgres(directory / "postgres") as (primary, _):
+        link = directory / "current"
+        redirect_to(primary, link)
         url = f"postgresql://postgres@/orchestrator?host={link}"
-        standby = Standby(place / "standby", primary)
+        standby = Standby(directory / "standby", primary)
         try:
-            with fresh_stack(url, redis_url, place, **PATIENT) as stack:
+            with fresh_stack(url, redis_url, directory, **PATIENT) as stack:
                 scheduler = stack.scheduler()
                 stack.worker("--concurrency", str(PARENTS + 2))
                 standby.follow(synchronous=False)
                 names = ("started", "enqueued", "end")
-                files = [[str(place / f"{name}-{number}") for name in names] for number in range(PARENTS)]
-                go, log = str(place / "go"), str(place / "log")
+                files = [[str(directory / f"{name}-{number}") for name in names] for number in range(PARENTS)]
+                go, log = str(directory / "go"), str(directory / "log")
                 parents = [
                     project.parent_until.enqueue(started, go, enqueued, end, log, CHILDREN)
                     for started, enqueued, end in files
                 ]
                 eventually(lambda: all(parent.status() == "running" for parent in parents), "the parents run")
-                there = "SELECT count(*) FROM orchestrator.tasks WHERE status = 'running'"
+                count_running = "SELECT count(*) FROM orchestrator.tasks WHERE status = 'running'"
                 replica = standby.database_url("orchestrator")
-                eventually(lambda: ask(replica, there) == [(PARENTS,)], "the standby knows that")
+                eventually(lambda: ask(replica, count_running) == [(PARENTS,)], "the standby knows that")
                 standby.fall_behind()
 
                 Path(go).touch()
@@ -69,12 +69,14 @@ def test_what_tasks_have_enqueued_is_there_after_a_failover_that_lost_it(redis_u
 
                 primary.stop("immediate")
                 standby.promote()
-                lead_to(standby, link)
+                redirect_to(standby, link)
                 eventually(lambda: scheduler.logged("postgres.commits_lost"), "it is noticed", 60)
                 for _, _, end in files:
                     Path(end).touch()
                 for parent in parents:
-                    children = project.app.handle(parent.id).result(timeout=60)  # the first one has its result
+                    children = project.app.handle(parent.id).result(
+                        timeout=60
+                    )  # the first parent's result was lost and restored
                     assert len(children) == CHILDREN
                     for child in children:
                         project.app.handle(child).result(timeout=60)
@@ -82,43 +84,43 @@ def test_what_tasks_have_enqueued_is_there_after_a_failover_that_lost_it(redis_u
                 assert stack.sql(how) == [("success", 1, 0)] * PARENTS, "each ran once"
 
                 eventually(lambda: stack.redis.xlen(Keys().quarantine), "what is gone is told")
-                ((error, shown),) = set_aside(stack).items()
+                ((error, output),) = set_aside(stack).items()
                 assert error == "Postgres has lost tasks: 1 of project.add (succeeded)"
-                assert lost.id in shown
+                assert lost.id in output
                 assert "set aside" in trouble(stack)
         finally:
             standby.stop("immediate")
 
 
-def test_a_synchronous_standby_takes_over_by_a_url_with_both_hosts(redis_url: str) -> None:
-    with folder() as place, postgres(place / "postgres") as (primary, _):
-        standby = Standby(place / "standby", primary)
+def test_clients_find_a_promoted_standby_by_a_url_with_both_hosts(redis_url: str) -> None:
+    with folder() as directory, postgres(directory / "postgres") as (primary, _):
+        standby = Standby(directory / "standby", primary)
         standby.follow()
         sockets = ",".join(f"{quote(str(server._socket_folder), safe='')}:5432" for server in (primary, standby))
         url = f"postgresql://postgres@{sockets}/orchestrator?target_session_attrs=read-write"
-        log, numbers, stop = place / "log", count(), threading.Event()
+        log, numbers, stop = directory / "log", count(), threading.Event()
 
         def load() -> None:
-            """Enqueue each number until that was accepted."""
+            """Enqueue number after number, each until it is accepted."""
             while not stop.is_set():
-                accepted = partial(accepts, log, next(numbers))
+                accepted = partial(try_to_enqueue, log, next(numbers))
                 eventually(accepted, "a task is accepted", 60, every=0.1)
 
-        def goes_on() -> None:
+        def check_progress() -> None:
             before = len(lines(log))
             eventually(lambda: len(lines(log)) > before + 100, "tasks run", 60)
 
         loading = threading.Thread(target=load, name="load")
         try:
-            with fresh_stack(url, redis_url, place, **PATIENT) as stack:
+            with fresh_stack(url, redis_url, directory, **PATIENT) as stack:
                 for _ in range(2):
                     scheduler = stack.scheduler()
                 stack.worker()
                 loading.start()
-                goes_on()
+                check_progress()
                 primary.stop("immediate")
                 standby.promote()
-                goes_on()
+                check_progress()
                 stop.set()
                 loading.join()
                 each_ran_once(stack, log, next(numbers))
@@ -130,8 +132,8 @@ def test_a_synchronous_standby_takes_over_by_a_url_with_both_hosts(redis_url: st
             standby.stop("immediate")
 
 
-def accepts(log: Path, number: int) -> bool:
-    """Enqueue a number, once however often it is tried; say whether that was accepted."""
+def try_to_enqueue(log: Path, number: int) -> bool:
+    """Try to enqueue a number, idempotently; return whether it was accepted."""
     try:
         project.logged.options(idempotency_key=str(number)).enqueue(str(log), number)
     except (Unavailable, Uncertain):

@@ -1,4 +1,4 @@
-"""Ten minutes without Redis or Postgres, as seconds: what runs goes on, and nothing is run again that need not be."""
+"""Outages of ten minutes, shortened to seconds: running tasks continue, and no task runs again without need."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(find_redis() is None, reason=
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def directory() -> Iterator[Path]:
     with breakable.folder() as path:
         yield path
 
 
 @pytest.fixture
-def redis(place: Path) -> Iterator[EmbeddedRedis]:
-    server = EmbeddedRedis(place)
+def redis(directory: Path) -> Iterator[EmbeddedRedis]:
+    server = EmbeddedRedis(directory)
     server.start()
     yield server
     server.stop()
@@ -54,92 +54,98 @@ def own_postgres() -> Iterator[tuple[EmbeddedPostgres, str]]:
 
 
 class Waiter:
-    """Somebody who waits for a result, through whatever happens."""
+    """Waits for a result in a thread, whatever happens."""
 
     def __init__(self, handle: Handle[Any]) -> None:
-        self.found: list[object] = []
+        self.outcomes: list[object] = []
         self._handle = handle
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
 
     def _wait(self) -> None:
         try:
-            self.found.append(self._handle.result(60))
-        except Exception as error:  # noqa: BLE001  # the test asserts what was found
-            self.found.append(error)
+            self.outcomes.append(self._handle.result(60))
+        except Exception as error:  # noqa: BLE001  # the test asserts the outcome
+            self.outcomes.append(error)
 
     def result(self) -> object:
         self._thread.join(60)
-        return self.found[0]
+        return self.outcomes[0]
 
 
-def hold(place: Path, name: str) -> Handle[int]:
-    """Start a task that goes on until the test says so."""
-    handle = project.held.enqueue(str(place / name), str(place / f"{name}-go"))
-    eventually(lambda: lines(place / name), f"{name} runs")
+def hold(directory: Path, name: str) -> Handle[int]:
+    """Start a task that runs until the test lets it end."""
+    handle = project.held.enqueue(str(directory / name), str(directory / f"{name}-go"))
+    eventually(lambda: lines(directory / name), f"{name} runs")
     return handle
 
 
 @pytest.mark.parametrize("keeps_its_data", [True, False])
-def test_ten_minutes_without_redis(database_url: str, redis: EmbeddedRedis, place: Path, keeps_its_data: bool) -> None:
-    with fresh_stack(database_url, redis.url, place, **SETTINGS) as stack:
+def test_ten_minutes_without_redis(
+    database_url: str, redis: EmbeddedRedis, directory: Path, keeps_its_data: bool
+) -> None:
+    with fresh_stack(database_url, redis.url, directory, **SETTINGS) as stack:
         schedulers = [stack.scheduler(), stack.scheduler()]
         stack.worker()
-        ends_meanwhile, goes_on = hold(place, "first"), hold(place, "second")
+        ends_meanwhile, goes_on = hold(directory, "first"), hold(directory, "second")
         waiters = [Waiter(ends_meanwhile), Waiter(goes_on)]
         redis.kill()
-        (place / "first-go").touch()
+        (directory / "first-go").touch()
         began = time.monotonic()
         for number in range(20):
-            project.logged.enqueue(str(place / "log"), number)
+            project.logged.enqueue(str(directory / "log"), number)
         assert time.monotonic() - began < 10
         late = Waiter(project.add.enqueue(1, 2))
         assert "redis away" in trouble(stack)
         breakable.pass_time(OUTAGE)
         redis.start(persistence=keeps_its_data)
-        assert [waiter.result() for waiter in waiters[:1]] == [int(lines(place / "first")[0])]
+        assert [waiter.result() for waiter in waiters[:1]] == [int(lines(directory / "first")[0])]
         assert late.result() == 3
-        each_ran_once(stack, place / "log", 20)
-        (place / "second-go").touch()
-        assert waiters[1].result() == int(lines(place / "second")[0])
-        assert [len(lines(place / name)) for name in ("first", "second")] == [1, 1], "their worker lived"
+        each_ran_once(stack, directory / "log", 20)
+        (directory / "second-go").touch()
+        assert waiters[1].result() == int(lines(directory / "second")[0])
+        assert [len(lines(directory / name)) for name in ("first", "second")] == [1, 1], "their worker lived"
         eventually(lambda: all(said(process, "can be used again") for process in stack.processes[2:]), "it is over")
         assert is_calm(stack, 3)
         assert sum(scheduler.logged("scheduler.leading term=") for scheduler in schedulers) == 1, "nobody stepped down"
         assert "redis away" not in trouble(stack)
 
 
-def test_ten_minutes_without_postgres(own_postgres: tuple[EmbeddedPostgres, str], redis_url: str, place: Path) -> None:
+def test_ten_minutes_without_postgres(
+    own_postgres: tuple[EmbeddedPostgres, str], redis_url: str, directory: Path
+) -> None:
     server, url = own_postgres
-    with fresh_stack(url, redis_url, place, **SETTINGS) as stack:
+    with fresh_stack(url, redis_url, directory, **SETTINGS) as stack:
         schedulers = [stack.scheduler(), stack.scheduler()]
         stack.worker()
-        ends_meanwhile, goes_on = hold(place, "first"), hold(place, "second")
+        ends_meanwhile, goes_on = hold(directory, "first"), hold(directory, "second")
         waiters = [Waiter(ends_meanwhile), Waiter(goes_on)]
-        run = project.app.start_many(project.logged, [(str(place / "log"), number) for number in range(1_000)])
+        run = project.app.start_many(project.logged, [(str(directory / "log"), number) for number in range(1_000)])
         eventually(lambda: run.progress().counters.success > 100, "some have ended")
         server.stop("immediate")
-        (place / "first-go").touch()
+        (directory / "first-go").touch()
         with pytest.raises(Unavailable, match="Check that it runs and can be reached"):
-            project.logged.enqueue(str(place / "log"), 5_000)
+            project.logged.enqueue(str(directory / "log"), 5_000)
         done = breakable.command(stack, "enqueue", "project.noop")
         assert (done.returncode, "Traceback" in done.stderr) == (1, False)
         assert "Postgres cannot be used" in done.stderr
         breakable.pass_time(OUTAGE)
         server.start()
-        assert waiters[0].result() == int(lines(place / "first")[0])
-        each_ran_once(stack, place / "log", 1_000)
+        assert waiters[0].result() == int(lines(directory / "first")[0])
+        each_ran_once(stack, directory / "log", 1_000)
         assert run.wait_ended(60) == "success"
-        (place / "second-go").touch()
-        assert waiters[1].result() == int(lines(place / "second")[0])
-        assert [len(lines(place / name)) for name in ("first", "second")] == [1, 1]
+        (directory / "second-go").touch()
+        assert waiters[1].result() == int(lines(directory / "second")[0])
+        assert [len(lines(directory / name)) for name in ("first", "second")] == [1, 1]
         eventually(lambda: all(said(scheduler, "can be used again") for scheduler in schedulers), "it is over")
         assert is_calm(stack, 1)
         assert stack.scalar("SELECT count(*) FROM orchestrator.leases WHERE expires_at > now()") == 1
 
 
-def test_an_enqueue_does_not_wait_for_a_redis_that_hangs(database_url: str, redis: EmbeddedRedis, place: Path) -> None:
-    with fresh_stack(database_url, redis.url, place) as stack:
+def test_an_enqueue_does_not_wait_for_a_redis_that_hangs(
+    database_url: str, redis: EmbeddedRedis, directory: Path
+) -> None:
+    with fresh_stack(database_url, redis.url, directory) as stack:
         project.noop.enqueue()
         os.kill(redis.pid, signal.SIGSTOP)
         try:
@@ -153,13 +159,13 @@ def test_an_enqueue_does_not_wait_for_a_redis_that_hangs(database_url: str, redi
         assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 51
 
 
-def test_who_begins_to_wait_without_redis_hears_of_it_when_it_is_back(
-    database_url: str, redis: EmbeddedRedis, place: Path
+def test_a_result_awaited_during_an_outage_of_redis_arrives_afterwards(
+    database_url: str, redis: EmbeddedRedis, directory: Path
 ) -> None:
-    with fresh_stack(database_url, redis.url, place, **SETTINGS) as stack:
+    with fresh_stack(database_url, redis.url, directory, **SETTINGS) as stack:
         stack.scheduler()
         stack.worker()
-        handle = hold(place, "task")
+        handle = hold(directory, "task")
         redis.kill()
         announcements = backend_of(project.app).waiting.announcements
         heard = threading.Event()
@@ -167,12 +173,14 @@ def test_who_begins_to_wait_without_redis_hears_of_it_when_it_is_back(
         redis.start()
         eventually(lambda: all(event.is_set() for event in announcements._subscribed.values()), "it is subscribed")
         heard.clear()
-        (place / "task-go").touch()
+        (directory / "task-go").touch()
         assert heard.wait(60)
 
 
-def test_the_leader_notices_a_redis_that_came_back_empty(database_url: str, redis: EmbeddedRedis, place: Path) -> None:
-    with fresh_stack(database_url, redis.url, place) as stack:
+def test_the_leader_notices_a_redis_that_came_back_empty(
+    database_url: str, redis: EmbeddedRedis, directory: Path
+) -> None:
+    with fresh_stack(database_url, redis.url, directory) as stack:
         scheduler = stack.scheduler()
         stack.worker()
         assert project.add.enqueue(1, 1).result(60) == 2
@@ -184,30 +192,30 @@ def test_the_leader_notices_a_redis_that_came_back_empty(database_url: str, redi
         assert project.add.enqueue(2, 2).result(60) == 4
 
 
-def test_connections_that_break_after_a_commit(database_url: str, redis_url: str, place: Path) -> None:
-    socket = place / "socket"
+def test_connections_that_break_after_a_commit(database_url: str, redis_url: str, directory: Path) -> None:
+    socket = directory / "socket"
     socket.mkdir()
-    with Cutting(database_url, socket) as cutting, fresh_stack(database_url, redis_url, place, **SETTINGS) as stack:
+    with Cutting(database_url, socket) as cutting, fresh_stack(database_url, redis_url, directory, **SETTINGS) as stack:
         stack.environment["ORCHESTRATOR_DATABASE_URL"] = cutting.url
         scheduler = stack.scheduler()
         stack.worker()
-        run = project.app.start_many(project.logged, [(str(place / "log"), number) for number in range(1_000)])
+        run = project.app.start_many(project.logged, [(str(directory / "log"), number) for number in range(1_000)])
         for threshold in (50, 300, 600, 900):
             eventually(partial(lambda limit: run.progress().counters.success >= limit, threshold), f"{threshold} tasks")
             cutting.arm(b"COMMIT")
             eventually(lambda: not cutting.is_armed, "it is cut")
-        each_ran_once(stack, place / "log", 1_000)
+        each_ran_once(stack, directory / "log", 1_000)
         assert run.wait_ended(60) == "success"
         assert cutting.cuts == 4
         assert scheduler.logged("Postgres cannot be used")
 
 
-def test_an_enqueue_whose_answer_is_lost_says_that_nobody_knows(database_url: str, redis_url: str, place: Path) -> None:
-    socket = place / "socket"
+def test_an_enqueue_with_a_lost_response_raises_uncertain(database_url: str, redis_url: str, directory: Path) -> None:
+    socket = directory / "socket"
     socket.mkdir()
     with (
         Cutting(database_url, socket) as cutting,
-        fresh_stack(cutting.url, redis_url, place, **SETTINGS) as stack,
+        fresh_stack(cutting.url, redis_url, directory, **SETTINGS) as stack,
     ):
         project.noop.enqueue()
         cutting.arm(b"*/ INTO orchestrator.tasks")
@@ -217,10 +225,10 @@ def test_an_enqueue_whose_answer_is_lost_says_that_nobody_knows(database_url: st
         assert stack.scalar("SELECT count(*) FROM orchestrator.tasks WHERE id = :id", id=identifier) == 1
 
 
-def test_a_worker_stops_taking_when_nobody_applies_its_reports(
-    database_url: str, redis: EmbeddedRedis, place: Path
+def test_a_worker_stops_taking_tasks_when_no_leader_applies_its_reports(
+    database_url: str, redis: EmbeddedRedis, directory: Path
 ) -> None:
-    with fresh_stack(database_url, redis.url, place, **SETTINGS) as stack:
+    with fresh_stack(database_url, redis.url, directory, **SETTINGS) as stack:
         scheduler = stack.scheduler()
         worker = stack.worker()
         assert project.add.enqueue(1, 1).result(60) == 2
@@ -233,11 +241,11 @@ def test_a_worker_stops_taking_when_nobody_applies_its_reports(
         messages = [
             encode([Dispatch(os.urandom(16), 1, task.name, task.payload, "default") for _ in range(LARGEST_BUNDLE - 1)])
             for _ in range(1_100)
-        ]  # 20,900 tasks for a table of 20,000, whose end no message meets exactly
+        ]  # 20,900 tasks for a table of 20,000, whose capacity is no multiple of a message's size
         leader.publish(generation, int(term), {"default": messages})
         eventually(lambda: worker.logged("worker.reports_full"), "it is full", 60)
-        left = stack.redis.xlen(Keys().queue(generation, "default"))
-        assert left > 0
+        remaining = stack.redis.xlen(Keys().queue(generation, "default"))
+        assert remaining > 0
         assert said(worker, "died") == 0
         stack.scheduler()
         assert project.add.enqueue(2, 2).result(60) == 4
@@ -245,18 +253,18 @@ def test_a_worker_stops_taking_when_nobody_applies_its_reports(
 
 
 def test_a_worker_drained_in_an_outage_delivers_its_last_reports(
-    database_url: str, redis: EmbeddedRedis, place: Path
+    database_url: str, redis: EmbeddedRedis, directory: Path
 ) -> None:
-    with fresh_stack(database_url, redis.url, place, **SETTINGS) as stack:
+    with fresh_stack(database_url, redis.url, directory, **SETTINGS) as stack:
         stack.scheduler()
         worker = stack.worker()
-        handle = hold(place, "task")
+        handle = hold(directory, "task")
         redis.kill()
-        (place / "task-go").touch()
+        (directory / "task-go").touch()
         worker.signal(signal.SIGTERM)
-        breakable.pass_time(6.0)  # longer than the last reports have at least
+        breakable.pass_time(6.0)  # longer than the minimum for last reports
         redis.start()
         assert worker.wait(40) == 0
         stack.worker()
-        assert handle.result(60) == int(lines(place / "task")[0])
-        assert len(lines(place / "task")) == 1
+        assert handle.result(60) == int(lines(directory / "task")[0])
+        assert len(lines(directory / "task")) == 1

@@ -1,4 +1,4 @@
-"""Full memory, full disks, no connections left: the system slows, says so, keeps everything, and recovers by itself."""
+"""Full memory, full disks, no free connections: the system slows down, reports it, keeps all data, and recovers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.waiting import eventually
 
 REDIS = find_redis()
 UNPROTECTED = {"enable-protected-configs": "yes"} if REDIS and REDIS.version >= (7,) else {}
-"""Lets a test change the folder of a server that runs."""
+"""Settings that let a test change the data folder of a running server."""
 pytestmark = pytest.mark.skipif(REDIS is None, reason="no Redis to break")
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def directory() -> Iterator[Path]:
     with breakable.folder() as path:
         yield path
 
@@ -41,7 +41,7 @@ def place() -> Iterator[Path]:
 # -- Redis
 
 Break = Callable[[EmbeddedRedis, Stack, Path, ExitStack], Callable[[], object]]
-"""Make Redis refuse writes; return what ends it."""
+"""Makes Redis refuse writes; returns the function that repairs it."""
 
 
 def out_of_memory(_: EmbeddedRedis, stack: Stack, __: Path, ___: ExitStack) -> Callable[[], object]:
@@ -49,8 +49,8 @@ def out_of_memory(_: EmbeddedRedis, stack: Stack, __: Path, ___: ExitStack) -> C
     return lambda: stack.redis.config_set("maxmemory", "0")
 
 
-def failed_save(_: EmbeddedRedis, stack: Stack, place: Path, __: ExitStack) -> Callable[[], None]:
-    folder = place / "saves"
+def failed_save(_: EmbeddedRedis, stack: Stack, directory: Path, __: ExitStack) -> Callable[[], None]:
+    folder = directory / "saves"
     folder.mkdir()
     stack.redis.config_set("dir", str(folder))
     folder.rmdir()
@@ -58,16 +58,16 @@ def failed_save(_: EmbeddedRedis, stack: Stack, place: Path, __: ExitStack) -> C
     stack.redis.bgsave()
     eventually(lambda: stack.redis.info("persistence")["rdb_last_bgsave_status"] == "err", "the save fails")
 
-    def mend() -> None:
+    def repair() -> None:
         folder.mkdir()
         stack.redis.config_set("dir", str(folder))
         stack.redis.bgsave()
 
-    return mend
+    return repair
 
 
-def full_disk(_: EmbeddedRedis, stack: Stack, place: Path, mounted: ExitStack) -> Callable[[], None]:
-    disk = mounted.enter_context(breakable.small_disk(place / "disk", 4))
+def full_disk(_: EmbeddedRedis, stack: Stack, directory: Path, mounted: ExitStack) -> Callable[[], None]:
+    disk = mounted.enter_context(breakable.small_disk(directory / "disk", 4))
     stack.redis.config_set("dir", str(disk))
     stack.redis.config_set("appendonly", "yes")
     eventually(lambda: not stack.redis.info("persistence")["aof_rewrite_in_progress"], "the log is begun")
@@ -87,11 +87,11 @@ def _write(stack: Stack) -> bool:
 
 
 @contextmanager
-def redis_stack(database_url: str, place: Path, mounted: ExitStack) -> Iterator[tuple[EmbeddedRedis, Stack]]:
-    redis = EmbeddedRedis(place, settings=UNPROTECTED)
+def redis_stack(database_url: str, directory: Path, mounted: ExitStack) -> Iterator[tuple[EmbeddedRedis, Stack]]:
+    redis = EmbeddedRedis(directory, settings=UNPROTECTED)
     redis.start(persistence=False)
     try:
-        with fresh_stack(database_url, redis.url, place, **SETTINGS) as stack:
+        with fresh_stack(database_url, redis.url, directory, **SETTINGS) as stack:
             yield redis, stack
     finally:
         redis.stop()
@@ -102,28 +102,30 @@ def redis_stack(database_url: str, place: Path, mounted: ExitStack) -> Iterator[
     ("break_it", "kind"),
     [(out_of_memory, "redis full"), (failed_save, "redis refuses writes"), (full_disk, "redis refuses writes")],
 )
-@pytest.mark.long_for("failed_save")  # a full disk is refused by the same error
-def test_redis_takes_no_writes(database_url: str, place: Path, break_it: Break, kind: str) -> None:
+@pytest.mark.long_for("failed_save")  # a full disk gives the same error
+def test_a_redis_that_refuses_writes_delays_tasks_and_loses_none(
+    database_url: str, directory: Path, break_it: Break, kind: str
+) -> None:
     mounted = ExitStack()
-    with redis_stack(database_url, place, mounted) as (redis, stack):
+    with redis_stack(database_url, directory, mounted) as (redis, stack):
         scheduler, worker = stack.scheduler(), stack.worker()
-        held = project.held.enqueue(str(place / "started"), str(place / "go"))
-        eventually(lambda: lines(place / "started"), "it runs")
-        mend = break_it(redis, stack, place, mounted)
+        held = project.held.enqueue(str(directory / "started"), str(directory / "go"))
+        eventually(lambda: lines(directory / "started"), "it runs")
+        repair = break_it(redis, stack, directory, mounted)
         began = time.monotonic()
         for number in range(20):
-            project.logged.enqueue(str(place / "log"), number)
+            project.logged.enqueue(str(directory / "log"), number)
         assert time.monotonic() - began < 50, "an enqueue does not wait for Redis"
         eventually(lambda: said(scheduler, "Redis cannot be used;") == 1, "the scheduler says so")
         eventually(lambda: said(worker, "Redis cannot be used;") >= 1, "the worker says so")
         assert kind in trouble(stack)
-        (place / "go").touch()  # it ends while nobody can be told
+        (directory / "go").touch()  # the task ends while its report cannot be sent
         breakable.pass_time(OUTAGE)
-        assert lines(place / "log") == []
-        mend()
+        assert lines(directory / "log") == []
+        repair()
         assert held.result(60) > 0
-        each_ran_once(stack, place / "log", 20)
-        assert len(lines(place / "started")) == 1, "its worker lived all the time"
+        each_ran_once(stack, directory / "log", 20)
+        assert len(lines(directory / "started")) == 1, "its worker lived all the time"
         for process in (scheduler, worker):
             eventually(
                 partial(lambda log: said(log, "Redis can be used again") >= 1, process), "it is over, and they say so"
@@ -133,13 +135,15 @@ def test_redis_takes_no_writes(database_url: str, place: Path, break_it: Break, 
         assert not {"redis full", "redis refuses writes"} & trouble(stack).keys()
 
 
-def test_redis_full_of_our_own_messages_empties_itself(database_url: str, place: Path) -> None:
-    with redis_stack(database_url, place, ExitStack()) as (_, stack):
+def test_redis_full_of_our_own_messages_empties_itself(database_url: str, directory: Path) -> None:
+    with redis_stack(database_url, directory, ExitStack()) as (_, stack):
         stack.scheduler()
         worker = stack.worker()
         stack.redis.config_set("maxmemory", stack.redis.info("memory")["used_memory"] + 3_000_000)
         large = "x" * 400_000
-        handles = project.app.enqueue_many(project.who, [(large,)] * 15)  # at once: none is gone before all are there
+        handles = project.app.enqueue_many(
+            project.who, [(large,)] * 15
+        )  # in bulk, so that all exist before the first is done
         eventually(lambda: said(worker, "Redis cannot be used;"), "it was full")
         assert all(handle.result(60)[0] == large for handle in handles)
         assert is_calm(stack, 5)
@@ -148,48 +152,48 @@ def test_redis_full_of_our_own_messages_empties_itself(database_url: str, place:
 # -- Postgres
 
 
-def test_postgres_has_no_connections_left(redis_url: str, place: Path) -> None:
+def test_postgres_has_no_connections_left(redis_url: str, directory: Path) -> None:
     with (
-        breakable.postgres(place, max_connections=20) as (_, url),
-        fresh_stack(url, redis_url, place, **SETTINGS) as stack,
+        breakable.postgres(directory, max_connections=20) as (_, url),
+        fresh_stack(url, redis_url, directory, **SETTINGS) as stack,
     ):
         scheduler, _ = stack.scheduler(), stack.worker()
         for number in range(20):
-            project.logged.options(delay=0.5).enqueue(str(place / "log"), number)
+            project.logged.options(delay=0.5).enqueue(str(directory / "log"), number)
         project.app.close()
-        greedy: list[psycopg2.extensions.connection] = []
-        while _try_to_connect(url, greedy):
+        taken_connections: list[psycopg2.extensions.connection] = []
+        while _try_to_connect(url, taken_connections):
             pass
         with pytest.raises(Unavailable, match=r"too many clients already. Close some .* max_connections"):
-            project.logged.enqueue(str(place / "log"), 99)
+            project.logged.enqueue(str(directory / "log"), 99)
         done = breakable.command(stack, "status")
         assert (done.returncode, "Traceback" in done.stderr) == (1, False)
         assert "too many clients already" in done.stderr
-        for connection in greedy[:2]:  # the scheduler's own, and all at once taken by the greedy
+        for connection in taken_connections[:2]:  # the scheduler's connection; the test takes all slots at once
             _terminate_scheduler(connection)
-        while _try_to_connect(url, greedy):
+        while _try_to_connect(url, taken_connections):
             pass
         eventually(lambda: said(scheduler, "Postgres cannot be used;") >= 1, "the scheduler says so")
         breakable.pass_time(SETTINGS["lease"])
-        for connection in greedy[6:]:
+        for connection in taken_connections[6:]:
             connection.close()
-        each_ran_once(stack, place / "log", 20)
+        each_ran_once(stack, directory / "log", 20)
         eventually(lambda: said(scheduler, "Postgres can be used again") >= 1, "it is over")
         assert is_calm(stack, 2), "between the two strokes, it may have been quicker than the greedy"
-        while len([c for c in greedy if not c.closed]) < 20 and _try_to_connect(url, greedy):
+        while len([c for c in taken_connections if not c.closed]) < 20 and _try_to_connect(url, taken_connections):
             if stack.scalar("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'") >= 18:
                 break
         assert "connections run out" in trouble(stack)
-        for connection in greedy:
+        for connection in taken_connections:
             connection.close()
 
 
-def _try_to_connect(url: str, greedy: list[psycopg2.extensions.connection]) -> bool:
+def _try_to_connect(url: str, taken_connections: list[psycopg2.extensions.connection]) -> bool:
     try:
-        greedy.append(psycopg2.connect(url))
+        taken_connections.append(psycopg2.connect(url))
     except psycopg2.OperationalError:
         return False
-    greedy[-1].autocommit = True
+    taken_connections[-1].autocommit = True
     return True
 
 
@@ -200,8 +204,8 @@ def _terminate_scheduler(connection: psycopg2.extensions.connection) -> None:
         )
 
 
-def test_the_pool_is_exhausted(database_url: str, redis_url: str, place: Path) -> None:
-    with fresh_stack(database_url, redis_url, place) as stack:
+def test_an_exhausted_connection_pool_raises_unavailable(database_url: str, redis_url: str, directory: Path) -> None:
+    with fresh_stack(database_url, redis_url, directory) as stack:
         app = Orchestrator(stack.settings)
         engine = backend_of(app).connections._links().engine
         engine.pool._timeout = 0.2  # type: ignore[attr-defined]
@@ -219,8 +223,8 @@ def test_the_pool_is_exhausted(database_url: str, redis_url: str, place: Path) -
             app.close()
 
 
-def test_a_connection_that_died_in_the_pool_is_replaced(database_url: str, redis_url: str, place: Path) -> None:
-    with fresh_stack(database_url, redis_url, place) as stack:
+def test_a_connection_that_died_in_the_pool_is_replaced(database_url: str, redis_url: str, directory: Path) -> None:
+    with fresh_stack(database_url, redis_url, directory) as stack:
         project.noop.enqueue()
         clients = "FROM pg_stat_activity WHERE application_name = 'orchestrator client'"
         assert stack.scalar(f"SELECT count(pg_terminate_backend(pid)) {clients}") == 1
@@ -229,10 +233,10 @@ def test_a_connection_that_died_in_the_pool_is_replaced(database_url: str, redis
         assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 2
 
 
-def test_the_disk_of_postgres_is_full(redis_url: str, place: Path) -> None:
+def test_the_disk_of_postgres_is_full(redis_url: str, directory: Path) -> None:
     with ExitStack() as opened:
-        server, url = opened.enter_context(breakable.postgres(place))
-        disk = opened.enter_context(breakable.small_disk(place / "disk", 6))
+        server, url = opened.enter_context(breakable.postgres(directory))
+        disk = opened.enter_context(breakable.small_disk(directory / "disk", 6))
         (disk / "space").mkdir()
         owner = server.data.stat()
         os.chown(disk / "space", owner.st_uid, owner.st_gid)
@@ -242,33 +246,33 @@ def test_the_disk_of_postgres_is_full(redis_url: str, place: Path) -> None:
             for table in ("tasks", "ended_tasks"):
                 connection.execute(text(f"ALTER TABLE orchestrator.{table} SET TABLESPACE small"))
         engine.dispose()
-        stack = opened.enter_context(fresh_stack(url, redis_url, place, **SETTINGS))
+        stack = opened.enter_context(fresh_stack(url, redis_url, directory, **SETTINGS))
         scheduler = stack.scheduler()
         stack.worker()
-        held = project.held.enqueue(str(place / "started"), str(place / "go"))
-        eventually(lambda: lines(place / "started"), "it runs")
+        held = project.held.enqueue(str(directory / "started"), str(directory / "go"))
+        eventually(lambda: lines(directory / "started"), "it runs")
         filler = breakable.fill(disk)
         stored = 0
         with pytest.raises(Unavailable, match=r"No space left on device.* make room on it"):
             for number in range(100_000):
-                project.logged.enqueue(str(place / "log"), number)
+                project.logged.enqueue(str(directory / "log"), number)
                 stored = number + 1
-        (place / "go").touch()
+        (directory / "go").touch()
         eventually(lambda: said(scheduler, "Postgres cannot be used;") == 1, "the scheduler says so")
         assert "No space left on device" in eventually(lambda: trouble(stack).get("scheduler stuck"), "status says so")
         breakable.pass_time(SETTINGS["lease"])
         filler.unlink()
         held.result(60)
-        each_ran_once(stack, place / "log", stored)
-        assert len(lines(place / "started")) == 1
+        each_ran_once(stack, directory / "log", stored)
+        assert len(lines(directory / "started")) == 1
         eventually(lambda: said(scheduler, "Postgres can be used again") == 1, "it is over")
         assert is_calm(stack, 1)
 
 
-def test_a_transaction_that_others_keep_open_holds_nobody_up_and_is_named(
-    database_url: str, redis_url: str, place: Path
+def test_a_long_foreign_transaction_delays_no_task_and_is_reported(
+    database_url: str, redis_url: str, directory: Path
 ) -> None:
-    with fresh_stack(database_url, redis_url, place, **SETTINGS) as stack:
+    with fresh_stack(database_url, redis_url, directory, **SETTINGS) as stack:
         stack.scheduler()
         stack.worker()
         backup = psycopg2.connect(database_url, application_name="nightly backup")

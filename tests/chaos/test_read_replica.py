@@ -1,4 +1,4 @@
-"""Lists and charts from a standby that streams: their age, what people have just done, and an outage of the standby."""
+"""Lists and charts from a streaming standby: their age, reading one's own writes, and an outage of the standby."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ class Servers(NamedTuple):
     standby: Standby
 
     def visitor(self) -> Visitor:
-        """Somebody at a server of their own."""
+        """A visitor at a new API server."""
         return Visitor(create_app(self.settings))
 
-    def stand_still(self) -> None:
-        """Have the standby replay nothing more of what it receives, once it has everything."""
+    def pause_replay(self) -> None:
+        """Pause the standby's replay once it has all data."""
         ask(self.standby.url, "SELECT pg_wal_replay_pause()")
         paused = "SELECT pg_get_wal_replay_pause_state()"
         eventually(lambda: ask(self.standby.url, paused) == [("paused",)], "it stands still")
 
-    def go_on(self) -> None:
+    def resume_replay(self) -> None:
         ask(self.standby.url, "SELECT pg_wal_replay_resume()")
 
 
 @pytest.fixture
 def servers(redis_url: str) -> Iterator[Servers]:
-    with folder() as place, postgres(place / "postgres") as (primary, url):
-        standby = Standby(place / "standby", primary)
+    with folder() as directory, postgres(directory / "postgres") as (primary, url):
+        standby = Standby(directory / "standby", primary)
         standby.follow(synchronous=False)
         reads = standby.database_url("orchestrator")
         settings = load_settings(environ={}, database_url=url, redis_url=redis_url, read_database_url=reads)
@@ -58,7 +58,6 @@ def servers(redis_url: str) -> Iterator[Servers]:
 
 
 def enqueue(servers: Servers, name: str) -> UUID:
-    """Enqueue in another program."""
     with closing(Backend(servers.settings)) as backend:
         return UUID(
             bytes=backend.tasks.enqueue(call_by_name(servers.settings, name, [], {}, options={}, queue="default"))
@@ -66,10 +65,10 @@ def enqueue(servers: Servers, name: str) -> UUID:
 
 
 def shows(visitor: Visitor, *names: str) -> bool:
-    """Say whether the page and the list of the API have exactly these tasks."""
-    shown = set(re.findall(r">(t\.\w+)</a>", visitor.get("/ui/tasks").text))
+    """Return whether the page and the API's list contain exactly these tasks."""
+    names_on_page = set(re.findall(r">(t\.\w+)</a>", visitor.get("/ui/tasks").text))
     listed = {task["name"] for task in visitor.get(LIST).json()["items"]}
-    return shown == listed == set(names)
+    return names_on_page == listed == set(names)
 
 
 def test_lists_come_from_the_standby_and_say_how_old_they_are(servers: Servers) -> None:
@@ -79,24 +78,24 @@ def test_lists_come_from_the_standby_and_say_how_old_they_are(servers: Servers) 
     eventually(lambda: "Age" not in visitor.get(LIST).headers, "it does not lag")
     assert OLD not in visitor.get("/ui").text
 
-    servers.stand_still()
+    servers.pause_replay()
     second = enqueue(servers, "t.second")
     eventually(lambda: int(visitor.get(LIST).headers.get("Age", 0)) >= 2, "its age is told")
     assert shows(visitor, "t.first")
     assert re.search(rf"{OLD} \S+ old: the read replica is behind", visitor.get("/ui/tasks").text)
     assert visitor.get(f"{LIST}/{second}").status_code == 200, "one task is read from the primary"
 
-    servers.go_on()
+    servers.resume_replay()
     eventually(lambda: shows(visitor, "t.first", "t.second"), "it has caught up")
     eventually(lambda: OLD not in visitor.get("/ui/tasks").text, "it does not lag any more")
 
 
-def test_a_person_sees_what_they_have_done_at_every_server(servers: Servers) -> None:
+def test_a_person_reads_their_own_writes_at_every_server(servers: Servers) -> None:
     visitor, other, stranger = servers.visitor(), servers.visitor(), servers.visitor()
     enqueue(servers, "t.first")
     everybody = (visitor, other, stranger)
-    eventually(lambda: all(shows(one, "t.first") for one in everybody), "the standby has it")
-    servers.stand_still()
+    eventually(lambda: all(shows(anyone, "t.first") for anyone in everybody), "the standby has it")
+    servers.pause_replay()
     enqueue(servers, "t.second")
     assert shows(visitor, "t.first")
     assert shows(other, "t.first")
@@ -108,10 +107,10 @@ def test_a_person_sees_what_they_have_done_at_every_server(servers: Servers) -> 
     assert shows(other, "t.first", "t.second"), "which the other server knows from a cookie"
     assert shows(stranger, "t.first")
 
-    servers.go_on()
+    servers.resume_replay()
     eventually(lambda: shows(stranger, "t.first", "t.second"), "it has caught up")
     visitor.get(LIST)
-    servers.stand_still()
+    servers.pause_replay()
     enqueue(servers, "t.third")
     eventually(lambda: shows(visitor, "t.first", "t.second"), "lists come from the standby again")
 
@@ -119,14 +118,14 @@ def test_a_person_sees_what_they_have_done_at_every_server(servers: Servers) -> 
 def test_an_action_over_http_is_in_the_next_list(servers: Servers) -> None:
     visitor = servers.visitor()
     assert shows(visitor)
-    servers.stand_still()
+    servers.pause_replay()
     enqueue(servers, "t.first")
     assert shows(visitor)
     assert visitor._send("POST", "/api/v1/queues/default/pause", {}, json={}).status_code == 200
     assert shows(visitor, "t.first")
 
 
-def test_the_primary_answers_while_the_standby_is_away(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_primary_answers_while_the_standby_is_down(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
     visitor = servers.visitor()
     enqueue(servers, "t.first")
     eventually(lambda: shows(visitor, "t.first"), "the standby has it")
@@ -143,7 +142,7 @@ def test_the_primary_answers_while_the_standby_hangs(servers: Servers, caplog: p
     pids = [int(str(pid)) for (pid,) in ask(servers.standby.url, "SELECT pid FROM pg_stat_activity")]
     group = [servers.standby.pid, *pids]
     for pid in group:
-        with suppress(ProcessLookupError):  # that of the question
+        with suppress(ProcessLookupError):  # the process of the query itself
             os.kill(pid, signal.SIGSTOP)
     try:
         enqueue(servers, "t.first")

@@ -1,4 +1,4 @@
-"""A Redis Cluster whose slots move and whose nodes die, and a master that Sentinels replace: under load."""
+"""A Redis Cluster with moving slots and dying nodes, and a master replaced by Sentinels: under load."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SETTINGS = {"worker_ttl": 5.0}
 
 @contextmanager
 def under_load(database_url: str, redis_url: str, folder: Path) -> Iterator[tuple[Stack, Load]]:
-    """Yield a stack that is busy; in the end everything has run, once."""
+    """Yield a stack under load; check in the end that every task ran once."""
     with fresh_stack(database_url, redis_url, folder, **SETTINGS) as stack, busy(stack) as load:
         yield stack, load
 
 
 @contextmanager
 def busy(stack: Stack, schema: str = "orchestrator", shards: int = 1) -> Iterator[Load]:
-    """Keep processes busy while the block lasts."""
+    """Keep processes under load within the block."""
     stack.scheduler()
     stack.worker(processes=shards)
     load = Load(stack, stack.folder / "starts", schema)
@@ -47,32 +47,32 @@ def busy(stack: Stack, schema: str = "orchestrator", shards: int = 1) -> Iterato
 def test_a_slot_moves_and_its_node_dies(database_url: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as servers, under_load(database_url, servers.url, tmp_path) as (stack, load):
         first = servers.owners[0]
-        for _ in range(2):  # away, and back to the one that has the replica
+        for _ in range(2):  # away, and back to the node with the replica
             servers.move_slot()
             load.wait_for_starts()
         assert servers.owners == [first]
         first.kill()
         load.wait_for_starts()
         assert servers.replica.info("replication")["role"] == "master"
-        assert "redis" in stack.told("status")
+        assert "redis" in stack.output_of("status")
 
 
-def check_what_all_shards_share(stack: Stack, load: Load) -> None:
-    """Logs, progress and live changes of tasks in each shard are heard of."""
+def check_shared_features(stack: Stack, load: Load) -> None:
+    """Check that logs, progress and live changes of tasks arrive from every shard."""
     go = stack.folder / "go"
     go.touch()
     follower = Follower(connect(stack.settings.require_redis()), Keys.of(stack.settings))
     follower.begin()
-    heard: set[str] = set()
+    generations: set[str] = set()
 
-    def is_heard() -> bool:
-        heard.update(entry.changes.generation for entry in follower.wait().entries if entry.changes.tasks)
-        return len(heard) == stack.settings.shards
+    def are_all_heard() -> bool:
+        generations.update(entry.changes.generation for entry in follower.wait().entries if entry.changes.tasks)
+        return len(generations) == stack.settings.shards
 
-    eventually(is_heard, "changes of all shards are published")
+    eventually(are_all_heard, "changes of all shards are published")
     handles = [
         project.narrates.enqueue(str(go)) for _ in range(30)
-    ]  # by hash: twelve missed a shard once in forty times
+    ]  # placed by hash: among twelve tasks, a shard was missed once in forty times
     load.others += len(handles)
     for handle in handles:
         handle.result(timeout=60)
@@ -83,16 +83,16 @@ def check_what_all_shards_share(stack: Stack, load: Load) -> None:
 
 
 def test_slots_of_shards_move_and_a_node_dies(database_url: str, tmp_path: Path) -> None:
-    """Shards 0, 1 and 2 of this namespace are on three nodes."""
+    """Shards 0, 1 and 2 of the namespace are on three nodes."""
     namespaces = ("apart", "apart/1", "apart/2")
     with cluster(tmp_path, *namespaces) as servers:
         assert len({*map(id, servers.owners)}) == 3
         with sharded_stack(database_url, servers.url, tmp_path, "apart", 3, **SETTINGS) as stack:
             with busy(stack, "apart/all", 3) as load:
-                for which in (1, 2, 1, 0):
-                    servers.move_slot(which)
+                for index in (1, 2, 1, 0):
+                    servers.move_slot(index)
                     load.wait_for_starts()
-                check_what_all_shards_share(stack, load)
+                check_shared_features(stack, load)
                 servers.move_slot()
                 servers.owners[0].kill()
                 load.wait_for_starts()
@@ -100,7 +100,7 @@ def test_slots_of_shards_move_and_a_node_dies(database_url: str, tmp_path: Path)
                 eventually(promoted, "the replica is promoted; other shards have gone on meanwhile")
                 load.wait_for_starts()
             assert all(stack.scalar(f'SELECT count(*) FROM "{one}".ended_tasks') for one in namespaces)
-            assert "redis" in stack.told("status")
+            assert "redis" in stack.output_of("status")
 
 
 def test_status_and_doctor_look_at_each_shard_on_its_node(database_url: str, tmp_path: Path) -> None:
@@ -118,10 +118,10 @@ def test_status_and_doctor_look_at_each_shard_on_its_node(database_url: str, tmp
             }
 
         def has_standby() -> bool:
-            return bool(json.loads(stack.told("status", "--json"))["standbys"])
+            return bool(json.loads(stack.output_of("status", "--json"))["standbys"])
 
         eventually(has_standby, "a scheduler that stands by is seen", every=0.5)
-        status = stack.told("status")
+        status = stack.output_of("status")
         assert "MB used" in status
         assert "Redis cannot be reached" not in status
         found = levels()
@@ -129,12 +129,12 @@ def test_status_and_doctor_look_at_each_shard_on_its_node(database_url: str, tmp
         assert "redis away" not in found
         servers.owners[2]("SET", Keys("apart/2").quarantine, "taken")
         servers.owners[0]("SET", Keys("apart").services, "taken")
-        taken = {one["key"] for one in json.loads(stack.told("status", "--json"))["redis"]["foreign_keys"]}
+        taken = {one["key"] for one in json.loads(stack.output_of("status", "--json"))["redis"]["foreign_keys"]}
         assert taken == {Keys("apart/2").quarantine, Keys("apart").services}
         servers.owners[1].kill()
         found = levels()
         assert (found["redis"], found["redis away"]) == ("fail", "fail")
-        assert "Redis cannot be reached" in stack.told("status")
+        assert "Redis cannot be reached" in stack.output_of("status")
 
 
 def test_sentinels_promote_a_replica(database_url: str, tmp_path: Path) -> None:
@@ -143,4 +143,4 @@ def test_sentinels_promote_a_replica(database_url: str, tmp_path: Path) -> None:
         servers.master.kill()
         load.wait_for_starts()
         assert servers.replica.info("replication")["role"] == "master"
-        assert "redis" in stack.told("status")
+        assert "redis" in stack.output_of("status")

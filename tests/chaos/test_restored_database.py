@@ -1,4 +1,4 @@
-"""Postgres is put back to where it was a while ago, under processes that go on and a Redis that remembers more."""
+"""Postgres is restored to an earlier state, while processes go on and Redis has newer data."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.chaos.breakable import SETTINGS, folder, lines, postgres
 from tests.waiting import eventually
 
 
-def keep(server: EmbeddedPostgres, copy: Path) -> None:
-    """Copy the files of a server, which is stopped for it."""
+def back_up(server: EmbeddedPostgres, copy: Path) -> None:
+    """Copy the files of a server, which is stopped meanwhile."""
     server.stop()
     shutil.copytree(server.data, copy)
     server.start()
 
 
-def put_back(server: EmbeddedPostgres, copy: Path) -> None:
-    """Let a server die, and come back with the files that were kept."""
+def restore(server: EmbeddedPostgres, copy: Path) -> None:
+    """Kill a server, and restart it with the files of the copy."""
     server.stop("immediate")
     owner = server.data.stat()
     shutil.rmtree(server.data)
@@ -35,20 +35,20 @@ def generation(stack: Stack) -> str:
     return str(stack.scalar("SELECT generation FROM orchestrator.cursors"))
 
 
-def test_what_tasks_enqueue_while_commits_are_lost_is_not_lost(redis_url: str) -> None:
-    """A change of leader is lost with them, so that its term is issued again."""
+def test_tasks_enqueued_around_a_restore_are_not_lost(redis_url: str) -> None:
+    """A change of the leader is lost too, so that its term is issued again."""
     with (
-        folder() as place,
-        postgres(place / "postgres") as (server, url),
-        fresh_stack(url, redis_url, place, **SETTINGS) as stack,
+        folder() as directory,
+        postgres(directory / "postgres") as (server, url),
+        fresh_stack(url, redis_url, directory, **SETTINGS) as stack,
     ):
         first = stack.scheduler()
         stack.worker()
-        started, go, log = (str(place / name) for name in ("started", "go", "log"))
+        started, go, log = (str(directory / name) for name in ("started", "go", "log"))
         handle = project.parent_when.enqueue(started, go, log, 5)
         eventually(lambda: Path(started).exists(), "the parent runs")
         eventually(lambda: handle.status() == "running", "and is known to")
-        keep(server, place / "copy")
+        back_up(server, directory / "copy")
         first.kill()
         stack.redis.flushall()
         second = stack.scheduler()
@@ -58,12 +58,12 @@ def test_what_tasks_enqueue_while_commits_are_lost_is_not_lost(redis_url: str) -
         Path(go).touch()
         events = Keys().events(forgotten)
         eventually(lambda: stack.redis.xlen(events) >= 1, "what it enqueues stands in the stream")
-        put_back(server, place / "copy")
+        restore(server, directory / "copy")
         third = stack.scheduler()
         assert len(handle.result(timeout=60)) == 5
         eventually(lambda: sorted(lines(Path(log))) == list("01234"), "all that it enqueued runs")
         assert generation(stack) != forgotten
         assert third.logged("postgres.commits_lost")
         assert stack.redis.get(Keys().database), "an ordinary server tells which life it is in"
-        shown = "SELECT status, failures, losses FROM orchestrator.ended_tasks WHERE name = 'project.parent_when'"
-        assert stack.sql(shown) == [("success", 0, 0)], "it ran once"
+        outcome = "SELECT status, failures, losses FROM orchestrator.ended_tasks WHERE name = 'project.parent_when'"
+        assert stack.sql(outcome) == [("success", 0, 0)], "it ran once"

@@ -2,7 +2,7 @@
 
 .venv/bin/pytest tests/chaos/test_simulator.py                  the seeds of every build
 .venv/bin/pytest tests/chaos/test_simulator.py --seeds 5000     many more
-.venv/bin/pytest tests/chaos/test_simulator.py --seed 42 -s     one, with everything that happened
+.venv/bin/pytest tests/chaos/test_simulator.py --seed 42 -s     one seed, with its trace
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from tests.chaos.simulator.shrink import shrink
 SEEDS_OF_A_BUILD = 30
 SEEDS_OF_A_NIGHT = 300
 SEEDS_WITH_SHARDS = 3
-"""Of those of a build: each takes as long as several."""
+"""Sharded seeds of a build; each takes as long as several others."""
 SLICE = 30
-"""Seeds in one test, so that a slow machine is not taken for a hanging one."""
+"""Seeds per test, so that a slow machine does not exceed the timeout of a test."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seeds" not in metafunc.fixturenames:
         return
-    one = metafunc.config.getoption("--seed", None)
-    if one is not None:
-        metafunc.parametrize("seeds", [range(one, one + 1)], ids=[f"seed {one}"])
+    seed = metafunc.config.getoption("--seed", None)
+    if seed is not None:
+        metafunc.parametrize("seeds", [range(seed, seed + 1)], ids=[f"seed {seed}"])
         return
-    wanted = metafunc.config.getoption("--seeds", None)
-    number, at_once = (wanted, wanted) if wanted else (SEEDS_OF_A_NIGHT, SEEDS_OF_A_BUILD)
+    requested = metafunc.config.getoption("--seeds", None)
+    number, per_build = (requested, requested) if requested else (SEEDS_OF_A_NIGHT, SEEDS_OF_A_BUILD)
     size = SEEDS_WITH_SHARDS if "shards" in metafunc.function.__name__ else SLICE
-    at_once = min(at_once, wanted or size)
-    slices = [range(start, min(start + size, number)) for start in range(0, number, size)]
+    per_build = min(per_build, requested or size)
+    seed_ranges = [range(start, min(start + size, number)) for start in range(0, number, size)]
     parts = [
         pytest.param(
-            part, id=f"seeds {part.start}-{part.stop - 1}", marks=[] if part.start < at_once else pytest.mark.long
+            part, id=f"seeds {part.start}-{part.stop - 1}", marks=[] if part.start < per_build else pytest.mark.long
         )
-        for part in slices
+        for part in seed_ranges
     ]
     metafunc.parametrize("seeds", parts)
 
@@ -75,17 +75,17 @@ def test_the_promises_hold(simulated: SimulatedDatabase, seeds: range, request: 
 def test_the_promises_hold_in_several_shards(
     simulated: SimulatedDatabase, seeds: range, request: pytest.FixtureRequest
 ) -> None:
-    """One, two or four leaders, whose number may change meanwhile: limits, rates and keys hold for all together."""
+    """One, two or four leaders, whose number may change: limits, rates and keys hold across all shards."""
     if request.config.getoption("--seed", None) is not None:
         print("", *simulate(simulated, sharded_plan_for(seeds.start)).history, sep="\n")
     failures = [found for seed in seeds if (found := explain(simulated, seed, sharded_plan_for, " -k shards"))]
     assert not failures, "\n\n".join(["", *failures])
 
 
-def test_limits_that_each_shard_keeps_for_itself_are_found(
+def test_the_checker_finds_limits_that_shards_do_not_share(
     simulated: SimulatedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of what the checker says of several shards, this is what could not happen with one."""
+    """Violations that are possible only with several shards."""
     monkeypatch.setattr(LaneService, "_share", lambda *_: None)
     monkeypatch.setattr(LaneService, "_publish_usage", lambda *_: None)
     monkeypatch.setattr(runs, "_BEGIN_SHARED", runs._BEGIN_ALONE)
@@ -97,8 +97,8 @@ def test_limits_that_each_shard_keeps_for_itself_are_found(
     assert any("runs of a scarce workflow" in violation for violation in violations)
 
 
-def test_a_second_shard_waits_for_what_the_only_one_holds(simulated: SimulatedDatabase) -> None:
-    """The leader of one shard says nothing of its limits before it is started anew as one of two."""
+def test_a_second_shard_respects_limits_used_by_the_first(simulated: SimulatedDatabase) -> None:
+    """A lone shard's leader does not publish its usage of limits before it restarts as one of two shards."""
     world = dataclasses.replace(plan_for(0), schedulers=1, workers=2, slots=4, batch=1000)
     actions = (Action(0.5, "limited", 40), Action(2.0, "limited", 40))
     plan = dataclasses.replace(world, actions=actions, faults=(Fault(0.8, "reshard", (2,)),))
@@ -108,47 +108,45 @@ def test_a_second_shard_waits_for_what_the_only_one_holds(simulated: SimulatedDa
 @pytest.mark.parametrize(
     "seed",
     [
-        575,  # of several runs without a plan that are told something in one tick, one takes too long
-        20501,  # a stuck run is cancelled, and cannot be ended
-        20604,  # nor in time, until it is retried
+        575,  # one of several runs without a plan in one tick takes too long
+        20501,  # a stuck run is canceled, and cannot end
+        20604,  # nor by its timeout, before it is retried
     ],
 )
-def test_what_has_been_found_once_is_looked_for_in_every_build(simulated: SimulatedDatabase, seed: int) -> None:
+def test_seeds_that_once_failed_pass(simulated: SimulatedDatabase, seed: int) -> None:
     assert explain(simulated, seed) is None
 
 
 @pytest.mark.parametrize(
     "seed",
     [
-        2016,  # runs wait for what another shard held, which is given up
-        2104,  # a shard is closed while all leases are over
-        2464,  # a leader that has nothing to write does not notice that another has taken its place
-        10267,  # a poisoned run is not stuck yet, while another of its lane is and leaves room
-        23556,  # a poisoned flow has ended, and its signal is kept for a retry
+        2016,  # runs wait for a limit held by a shard that is given up
+        2104,  # a shard is closed while all leases have expired
+        2464,  # a leader without writes does not notice that another has replaced it
+        10267,  # a poisoned run is not stuck yet, while another of its lane is, and has a free slot
+        23556,  # a poisoned flow has ended, and keeps its signal for a retry
     ],
 )
 @pytest.mark.long_for("10267", "23556")
-def test_what_has_been_found_once_in_several_shards(simulated: SimulatedDatabase, seed: int) -> None:
+def test_sharded_seeds_that_once_failed_pass(simulated: SimulatedDatabase, seed: int) -> None:
     assert explain(simulated, seed, sharded_plan_for, " -k shards") is None
 
 
 @pytest.mark.parametrize("plan_of", [plan_for, sharded_plan_for])
 @pytest.mark.parametrize("seed", [3, 11, 71, 153])
 @pytest.mark.long_for("3", "11", "153")
-def test_a_seed_means_the_same_every_time(
-    simulated: SimulatedDatabase, seed: int, plan_of: Callable[[int], Plan]
-) -> None:
+def test_a_seed_is_deterministic(simulated: SimulatedDatabase, seed: int, plan_of: Callable[[int], Plan]) -> None:
     assert simulate(simulated, plan_of(seed)) == simulate(simulated, plan_of(seed))
 
 
-def test_a_seed_means_the_same_whatever_ran_before(simulated: SimulatedDatabase) -> None:
-    """Shards of the last simulation are gone, and not only closing."""
+def test_a_seed_does_not_depend_on_earlier_simulations(simulated: SimulatedDatabase) -> None:
+    """Shards of the previous simulation are removed, not only closing."""
     alone = simulate(simulated, sharded_plan_for(2364))
     simulate(simulated, dataclasses.replace(plan_for(0), actions=(), faults=(), shards=4))
     assert simulate(simulated, sharded_plan_for(2364)) == alone
 
 
-def test_a_world_without_faults_is_quiet(simulated: SimulatedDatabase) -> None:
+def test_simulations_without_faults_have_no_violations(simulated: SimulatedDatabase) -> None:
     for seed in range(5):
         outcome = simulate(simulated, dataclasses.replace(plan_for(seed), faults=()))
         assert not outcome.violations
@@ -156,12 +154,12 @@ def test_a_world_without_faults_is_quiet(simulated: SimulatedDatabase) -> None:
 
 
 _SEEDS_OF_POISON = dict.fromkeys(OPERATIONS, 15) | {"expand": 36, "stop": 20, "reopen": 67, "request": 20}
-"""In which clients do with the first run what is poisoned."""
+"""Seeds whose clients apply the poisoned operation to the first run."""
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_poison_of_every_kind_is_set_aside(simulated: SimulatedDatabase, form: str) -> None:
-    """Everybody else comes to an end, the run is stuck and says why, and once it is retried its counters are exact."""
+def test_every_poisoned_operation_makes_only_its_run_stuck(simulated: SimulatedDatabase, form: str) -> None:
+    """Other runs end; the poisoned run is stuck with a reason, and has exact counters after its retry."""
     for operation, seed in _SEEDS_OF_POISON.items():
         plan = dataclasses.replace(plan_for(seed), faults=(Fault(0.2, "poison", (0, operation, form)),))
         outcome = simulate(simulated, plan)
@@ -170,10 +168,10 @@ def test_poison_of_every_kind_is_set_aside(simulated: SimulatedDatabase, form: s
 
 
 @pytest.mark.parametrize(("kind", "operations"), [("dag", ("create", "count")), ("flow", ("advance", "count"))])
-def test_poison_harms_no_run_that_is_told_something_together_with_the_poisoned_one(
+def test_poison_harms_no_other_run_of_the_same_tick(
     simulated: SimulatedDatabase, kind: str, operations: Sequence[str]
 ) -> None:
-    """What was planned for them is rolled back with it, and planned again without it, as if for the first time."""
+    """Their plans are rolled back with the poisoned run's, and planned again without it, as for the first time."""
     world = dataclasses.replace(plan_for(15), schedulers=1, workers=2, slots=4, batch=1_000)
     for operation in operations:
         plan = dataclasses.replace(
@@ -186,26 +184,26 @@ def test_poison_harms_no_run_that_is_told_something_together_with_the_poisoned_o
         assert any(f"poison: {operation}" in line for line in outcome.history), f"nobody met the poison: {operation}"
 
 
-def test_a_list_of_faults_is_made_as_short_as_it_can_be() -> None:
-    tried: list[list[int]] = []
+def test_shrinking_finds_a_minimal_list_of_faults() -> None:
+    attempts: list[list[int]] = []
 
     def fails(items: object) -> bool:
         assert isinstance(items, list)
-        tried.append(items)
+        attempts.append(items)
         return 3 in items and 7 in items
 
     assert shrink(range(10), fails) == [3, 7]
-    assert len(tried) < 40
+    assert len(attempts) < 40
 
 
 @pytest.mark.parametrize(
     ("real", "memory"), [(LeaderStreams, MemoryLeaderStreams), (WorkerStreams, MemoryWorkerStreams)]
 )
-def test_the_streams_in_memory_have_the_methods_of_the_real_ones(real: type, memory: type) -> None:
+def test_in_memory_streams_have_the_signatures_of_the_real_ones(real: type, memory: type) -> None:
     def methods(kind: type) -> dict[str, str]:
         found = inspect.getmembers(kind, inspect.isfunction)
         return {name: str(inspect.signature(function)) for name, function in found if not name.startswith("_")}
 
-    wanted = methods(real)
-    wanted.pop("listen_applied", None)  # a thread of its own; receipts tell the same
-    assert wanted.items() <= methods(memory).items()
+    requested = methods(real)
+    requested.pop("listen_applied", None)  # uses a thread of its own; receipts carry the same information
+    assert requested.items() <= methods(memory).items()

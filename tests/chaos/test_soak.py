@@ -1,4 +1,4 @@
-"""The soak itself, for seconds: that it runs, comes to rest, and finds everything that it enqueued."""
+"""A soak test of seconds: it runs, comes to rest, and finds all tasks that it has enqueued."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_short_soak(tmp_path: Path) -> None:
         timeout=170,
         check=False,
     )
-    assert finished.returncode in (0, 1), finished.stderr  # 1: some line is not flat; it has hardly warmed up
+    assert finished.returncode in (0, 1), finished.stderr  # 1: a line is not flat, after such a short time
     outcome = json.loads((tmp_path / "soak.json").read_text())
     assert outcome["enqueued"] > 200
     assert outcome["unfinished"] == {}

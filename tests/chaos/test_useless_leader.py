@@ -1,4 +1,4 @@
-"""A leader that holds its lease and cannot do its work, while another scheduler could."""
+"""A leader that holds its lease but cannot work, while another scheduler could."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def lease() -> float:
 
 @pytest.fixture
 def stack(database_url: str, redis_url: str, tmp_path: Path, lease: float) -> Iterator[Stack]:
-    """Services without processes."""
+    """A stack without processes."""
     with fresh_stack(database_url, redis_url, tmp_path, lease=lease, worker_ttl=3.0, heartbeat=0.25) as stack:
         yield stack
 
 
 @pytest.fixture
 def wire(redis_url: str) -> Iterator[Proxy]:
-    """A wire to Redis that can be cut."""
+    """A proxy to Redis that can be cut."""
     with Proxies() as proxies:
         yield proxies.to(Path(urlsplit(redis_url).path))
 
 
 def scheduler_with(stack: Stack, **environment: str) -> Process:
-    """Start a scheduler whose settings differ from the others', and wait until it leads."""
+    """Start a scheduler with settings of its own, and wait until it leads."""
     before = dict(stack.environment)
     stack.environment |= environment
     try:
@@ -49,12 +49,12 @@ def scheduler_with(stack: Stack, **environment: str) -> Process:
     return process
 
 
-def behind(wire: Proxy) -> dict[str, str]:
+def through(wire: Proxy) -> dict[str, str]:
     return {"ORCHESTRATOR_REDIS_URL": f"redis://127.0.0.1:{wire.port}/0"}
 
 
-def test_a_leader_that_redis_refuses_makes_way_for_a_standby_that_redis_takes(stack: Stack, wire: Proxy) -> None:
-    cut_off = scheduler_with(stack, **behind(wire))
+def test_a_leader_cut_off_from_redis_is_replaced_by_a_connected_standby(stack: Stack, wire: Proxy) -> None:
+    cut_off = scheduler_with(stack, **through(wire))
     healthy = stack.scheduler()
     stack.worker()
     assert project.add.enqueue(1, 1).result(timeout=60) == 2
@@ -66,9 +66,9 @@ def test_a_leader_that_redis_refuses_makes_way_for_a_standby_that_redis_takes(st
     assert cut_off.stop() == 0
 
 
-@pytest.mark.parametrize("lease", [2.5])  # longer than the pause after a defect: it takes its own lease again
-def test_a_leader_that_cannot_tick_makes_way_for_one_that_can(stack: Stack, database_url: str) -> None:
-    """As behind a pooler that keeps no session: it can take the lease, and every tick fails."""
+@pytest.mark.parametrize("lease", [2.5])  # longer than the pause after a defect: it renews its own lease
+def test_a_leader_that_cannot_tick_is_replaced(stack: Stack, database_url: str) -> None:
+    """A role without write privileges: it can take the lease, but every tick fails."""
     with stack.engine.connect() as connection:
         if not connection.exec_driver_sql("SELECT 1 FROM pg_roles WHERE rolname = 'clumsy'").all():
             connection.exec_driver_sql("CREATE ROLE clumsy LOGIN")
@@ -85,11 +85,11 @@ def test_a_leader_that_cannot_tick_makes_way_for_one_that_can(stack: Stack, data
     assert clumsy.stop() == 0
 
 
-@pytest.mark.parametrize("lease", [2.5])  # so that nobody loses it to a machine that stands still for a moment
-def test_where_no_other_could_do_better_the_leader_leads_on_and_status_says_why(stack: Stack, wire: Proxy) -> None:
-    first = scheduler_with(stack, **behind(wire))
+@pytest.mark.parametrize("lease", [2.5])  # so that no leader loses it on a machine that freezes for a moment
+def test_a_leader_in_trouble_stays_if_no_standby_could_work(stack: Stack, wire: Proxy) -> None:
+    first = scheduler_with(stack, **through(wire))
     before = dict(stack.environment)
-    stack.environment |= behind(wire)
+    stack.environment |= through(wire)
     second = stack.scheduler()
     stack.environment = before
     stack.worker()
@@ -100,10 +100,10 @@ def test_where_no_other_could_do_better_the_leader_leads_on_and_status_says_why(
     def complains() -> str | None:
         return trouble(stack).get("leader in trouble")
 
-    said = eventually(complains, "status says that the leader cannot work")
-    assert str(first.pid) in said
-    assert "it cannot use Redis" in said
-    assert ".." not in said
+    complaint = eventually(complains, "status says that the leader cannot work")
+    assert str(first.pid) in complaint
+    assert "it cannot use Redis" in complaint
+    assert ".." not in complaint
     assert "no worker" not in trouble(stack), "nobody can say so"
     eventually(lambda: second.logged("scheduler.not_leading"), "the standby says that it could not do better")
     assert stack.leader() is first
@@ -113,16 +113,16 @@ def test_where_no_other_could_do_better_the_leader_leads_on_and_status_says_why(
 
 
 @pytest.mark.parametrize("role", ["leader", "standby"])
-@pytest.mark.parametrize("stroke", ["cut", "stall"])
-def test_a_scheduler_obeys_sigterm_in_such_trouble(stack: Stack, wire: Proxy, role: str, stroke: str) -> None:
+@pytest.mark.parametrize("fault", ["cut", "stall"])
+def test_a_scheduler_without_redis_stops_at_sigterm(stack: Stack, wire: Proxy, role: str, fault: str) -> None:
     if role == "standby":
         stack.scheduler()
         stack.leader()
-        stack.environment |= behind(wire)
+        stack.environment |= through(wire)
         process = stack.scheduler()
     else:
-        process = scheduler_with(stack, **behind(wire))
-    getattr(wire, stroke)()
-    eventually(lambda: process.logged("cannot be used") or role == "standby" or stroke == "stall", "it notices")
+        process = scheduler_with(stack, **through(wire))
+    getattr(wire, fault)()
+    eventually(lambda: process.logged("cannot be used") or role == "standby" or fault == "stall", "it notices")
     process.signal(signal.SIGTERM)
     assert process.wait() == 0

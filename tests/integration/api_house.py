@@ -1,4 +1,4 @@
-"""Two of everything behind the HTTP API: one for a key that is bound to it, one beside it."""
+"""Two sets of API data: one within the bounds of an API key (`mail`), one outside of them (`bank`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN, OTHERS = "mail.out", "bank.out"
 
 @dataclass
 class House:
-    """Two of everything: one for the key that is bound to it, one beside it."""
+    """A database with two sets of data, and an API key bound to the first."""
 
     settings: Settings
     engine: Engine
@@ -40,8 +40,8 @@ class House:
         self._client = ApiClient(self.settings)
         self.app = self._client.app
 
-    def send(self, method: str, path: str, key: Secret | None = None, **given: Any) -> httpx.Response:
-        answer: httpx.Response = self._client.send(method, path, key=key or self.key, **given)
+    def send(self, method: str, path: str, key: Secret | None = None, **options: Any) -> httpx.Response:
+        answer: httpx.Response = self._client.send(method, path, key=key or self.key, **options)
         return answer
 
     def get(self, path: str, key: Secret | None = None) -> Any:
@@ -84,23 +84,23 @@ def fill(house: House, backend: Backend, connection: Connection, name: str) -> N
 
 @contextmanager
 def furnished(database_url: str, redis_url: str) -> Iterator[House]:
-    """Fill a database that is empty."""
+    """Fill an empty database with both sets."""
     settings = load_settings(environ={}, database_url=database_url, redis_url=redis_url)
     engine = engine_for(database_url, autocommit=True)
-    found = House(settings, engine, Secret("", ""))
-    found.key = found.make_key("mail.", "mail-")
+    house = House(settings, engine, Secret("", ""))
+    house.key = house.make_key("mail.", "mail-")
     backend = Backend(settings)
     with engine.connect() as connection:
         for name in ("mail", "bank"):
-            fill(found, backend, connection, name)
+            fill(house, backend, connection, name)
         connection.exec_driver_sql("DELETE FROM orchestrator.inbox")
-    yield found
+    yield house
     backend.close()
     engine.dispose()
 
 
 def changes(house: House) -> list[Any]:
-    """Return all that a request which is refused must not touch."""
+    """Return a checksum of every table that a refused request must not change."""
     tables = (
         "inbox",
         "queues",

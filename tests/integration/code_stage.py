@@ -1,4 +1,4 @@
-"""What tests of runs of code share: turns of the code, taken by hand, and what is stored of them."""
+"""Helpers for tests of code workflows: run turns of the code by hand, and read the stored history."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.stage import System, Worker
 
 @pytest.fixture
 def engine_(system: System) -> Iterator[Engine]:
-    """What runs the code of the application's workflows."""
+    """The engine that runs the code of the application's workflows."""
     engine = Engine(system.app.code_workflows.find, 1_000_000)
     yield engine
     engine.close()
@@ -33,16 +33,16 @@ def act(engine: Engine, dispatch: Dispatch) -> Activated:
 
 
 def turn(system: System, worker: Worker, engine: Engine) -> int:
-    """Let all code that is due take a turn; return how many did."""
+    """Run one turn of every workflow with a due turn; return how many ran."""
     system.pass_seconds()
     turns = [task for task in worker.take() if task.is_turn_task]
-    worker.report(*(act(engine, one) for one in turns))
+    worker.report(*(act(engine, task) for task in turns))
     system.pass_seconds()
     return len(turns)
 
 
 def rest(system: System, worker: Worker, engine: Engine) -> None:
-    """Let all code take its turns until none is due."""
+    """Run turns until none is due."""
     for _ in range(20):
         if not turn(system, worker, engine):
             return

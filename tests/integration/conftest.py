@@ -1,4 +1,4 @@
-"""Fixtures that several modules here share."""
+"""Fixtures shared by the integration tests."""
 
 from collections.abc import Iterator
 
@@ -17,20 +17,20 @@ __all__ = ["addresses", "engine", "engine_", "in_empty_folder", "system", "way"]
 
 @pytest.fixture(scope="module")
 def furniture(database_url: str, redis_url: str) -> Iterator[House]:
-    """Two of everything behind the HTTP API."""
+    """The two sets of API data, one fixture for the module."""
     with furnished(database_url, redis_url) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def house(furniture: House) -> House:
-    """The same; some modules put it in order before each test."""
+    """The same data; some modules override this fixture to reset the data before each test."""
     return furniture
 
 
 @pytest.fixture(autouse=True)
 def _connections_are_kept(request: pytest.FixtureRequest) -> Iterator[None]:
-    """For the next test, unless it wants none of others."""
+    """Reuse Postgres connections between tests, unless the test is marked `own_connections`."""
     if request.node.get_closest_marker("own_connections"):
         yield
         return
@@ -40,7 +40,7 @@ def _connections_are_kept(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _applications_that_are_not_served_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Or their connections wait for the garbage collector, and Postgres has a hundred."""
+    """Close API applications that no server closes: each keeps connections, and Postgres allows 100."""
     made: list[Api] = []
 
     def make(settings: Settings) -> Api:
@@ -49,5 +49,5 @@ def _applications_that_are_not_served_are_closed(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(app, "Api", make)
     yield
-    for one in made:
-        one.close()
+    for api in made:
+        api.close()

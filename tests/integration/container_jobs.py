@@ -1,4 +1,4 @@
-"""What `orchestrator run-task` runs in tests."""
+"""Tasks that tests run with `orchestrator run-task`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ app = Orchestrator()
 
 @app.task(name="double")
 def double(number: int) -> int:
-    """Do some work."""
     print("doubling")
     return 2 * number
 
 
 async def later(number: int) -> int:
-    """Do some work as a coroutine."""
     return 3 * number
 
 
 def hold(folder: str) -> str:
-    """Say that it has begun, and go on when it is let; clean up whatever happens."""
+    """Create `begun`, wait for the file `go`, and create `cleaned` in any case."""
     try:
         Path(folder, "begun").touch()
         while not Path(folder, "go").exists():
@@ -34,10 +32,9 @@ def hold(folder: str) -> str:
 
 
 def fail(final: bool) -> None:
-    """Fail."""
     raise GiveUp("never") if final else ValueError("not now")
 
 
 def odd() -> object:
-    """Return what is no plain data."""
+    """Return a value that cannot be serialized."""
     return object()

@@ -1,4 +1,4 @@
-"""A real Dask cluster of processes on this machine, for tests; it listens on loopback."""
+"""A Dask cluster of local processes for tests, on the loopback address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 class Cluster:
-    """A scheduler, and workers that can be killed."""
+    """A Dask scheduler, and workers that tests can kill."""
 
     def __init__(self, folder: Path, path: Path = HERE, **variables: str) -> None:
         self._file = folder / "scheduler.json"
@@ -28,16 +28,16 @@ class Cluster:
     def _address(self) -> str:
         try:
             return str(json.loads(self._file.read_text())["address"])
-        except ValueError:  # it is being written
+        except ValueError:  # the file is incomplete
             return ""
 
     def add_worker(self, threads: int = 2) -> subprocess.Popen[bytes]:
         return self._start("worker", "--host", "127.0.0.1", "--nthreads", str(threads), "--no-nanny", "--no-dashboard")
 
-    def _start(self, what: str, *words: str) -> subprocess.Popen[bytes]:
+    def _start(self, role: str, *arguments: str) -> subprocess.Popen[bytes]:
         environ = {**os.environ, **self._variables}
         environ |= {"DASK_DISTRIBUTED__WORKER__MEMORY__TERMINATE": "False", "DASK_LOGGING__DISTRIBUTED": "error"}
-        program = [sys.executable, "-m", "dask", what, "--scheduler-file", str(self._file), *words]
+        program = [sys.executable, "-m", "dask", role, "--scheduler-file", str(self._file), *arguments]
         process = subprocess.Popen(program, env=environ, cwd=self._file.parent, start_new_session=True)
         self._processes.append(process)
         return process

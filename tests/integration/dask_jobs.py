@@ -1,4 +1,4 @@
-"""What the Dask workers of tests run."""
+"""Functions that the Dask workers of tests run."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ from pathlib import Path
 
 
 def double(number: int) -> dict[str, int]:
-    """Do some work."""
     return {"doubled": 2 * number}
 
 
 async def double_later(number: int) -> int:
-    """Do some work as a coroutine."""
     return 2 * number
 
 
 def fail(text: str) -> None:
-    """Fail."""
     raise ValueError(text)
 
 
 def hold(folder: str) -> str:
-    """Say that it has begun, and in which process; go on when it is let."""
+    """Append the process id to `ran`, wait for the file `go`, and create `stopped` when interrupted."""
     with Path(folder, "ran").open("a", encoding="utf-8") as marks:
         marks.write(f"{os.getpid()}\n")
     try:
@@ -37,7 +34,7 @@ def hold(folder: str) -> str:
 
 
 def talk(name: str, number: int) -> int:
-    """Print lines, while another does so in another thread."""
+    """Print lines to stdout and stderr, while other tasks print in other threads."""
     for line in range(number):
         print(f"{name} {line}", file=sys.stderr if line % 2 else sys.stdout)
         time.sleep(0.001)
@@ -47,5 +44,5 @@ def talk(name: str, number: int) -> int:
 
 
 def odd() -> object:
-    """Return what is no plain data."""
+    """Return a value that cannot be serialized."""
     return object()

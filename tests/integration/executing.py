@@ -1,4 +1,4 @@
-"""Executions in the hands of an executor, without a worker."""
+"""Run executions with an executor, without a worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Heard:
-    """What a watcher has passed on."""
+    """Collects the lines and progress that a watcher passes on."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -38,15 +38,15 @@ class Heard:
 
 
 class Driver(Generic[E]):
-    """Makes an executor for each story, and closes it afterwards."""
+    """Creates an executor for each test case, and closes it afterwards."""
 
     def __init__(self, make: Callable[..., E], seconds: float = 60) -> None:
         self._make = make
         self._seconds = seconds
 
-    def drive(self, steps: Callable[[E], Awaitable[T]], **given: Any) -> T:
+    def drive(self, steps: Callable[[E], Awaitable[T]], **arguments: Any) -> T:
         async def go() -> T:
-            executor: Any = self._make(**given)
+            executor: Any = self._make(**arguments)
             try:
                 return await asyncio.wait_for(steps(executor), self._seconds)
             finally:
@@ -54,16 +54,16 @@ class Driver(Generic[E]):
 
         return asyncio.run(go())
 
-    def run(self, asked: Execution, heard: Heard | None = None) -> Outcome:
+    def run(self, requested: Execution, heard: Heard | None = None) -> Outcome:
         async def steps(executor: Any) -> Outcome:
-            found: Outcome = await executor.watch(asked, await executor.submit(asked), heard or Heard())
+            found: Outcome = await executor.watch(requested, await executor.submit(requested), heard or Heard())
             return found
 
         return self.drive(steps)
 
 
 class Reports:
-    """Takes what a driver reports, as if the leader applied it at once."""
+    """Collects the reports of a driver, as if the leader applied them at once."""
 
     def __init__(self) -> None:
         self.made: list[Any] = []
@@ -74,8 +74,8 @@ class Reports:
             applied()
 
 
-async def watched_to_the_end(executor: Any, asked: Execution, timeout: float) -> Any:
-    """Have the driver of a worker take an execution to its end; return what it reports of that."""
+async def watched_to_the_end(executor: Any, requested: Execution, timeout: float) -> Any:
+    """Let the driver of a worker watch an execution to its end; return its report."""
 
     async def kept(_: Any, report: Any) -> Any:
         return report
@@ -89,21 +89,21 @@ async def watched_to_the_end(executor: Any, asked: Execution, timeout: float) ->
     )
     outbox, task_log = SimpleNamespace(log_lines=lambda *_: None), SimpleNamespace(ended=lambda *_: None)
     setup: Any = SimpleNamespace(settings=load_settings(environ={}))
-    given: Any = runner, outbox, reports, task_log, setup, 1
+    arguments: Any = runner, outbox, reports, task_log, setup, 1
     job: Any = SimpleNamespace(
         **{"stage": Stage.RUNNING, "secrets": (), "interrupted_by": None, "fields": {}, "started_at": 0.0},
         **{"finish": lambda: True, "uninterruptible": lambda: None, "options": SimpleNamespace(timeout=timeout)},
         dispatch=SimpleNamespace(id=b"", attempt=1),
     )
-    record = Record(name=asked.name, attempt=1, failures=0, since=0.0)
-    await driving.Driver(*given)._run_to_end(driving._Watched(job, executor, asked, record))
+    record = Record(name=requested.name, attempt=1, failures=0, since=0.0)
+    await driving.Driver(*arguments)._run_to_end(driving._Watched(job, executor, requested, record))
     return reports.made[-1]
 
 
 def execution(options: Any, *arguments: Any, **more: Any) -> Execution:
-    """Return a first attempt."""
-    known = {"name": f"task-{uuid.uuid4()}-1", "task": "sums.double", "task_id": "1", "attempt": 1, "queue": "q"}
-    return Execution(**{**known, "options": options, "arguments": arguments, **more})
+    """Return an execution, a first attempt by default."""
+    defaults = {"name": f"task-{uuid.uuid4()}-1", "task": "sums.double", "task_id": "1", "attempt": 1, "queue": "q"}
+    return Execution(**{**defaults, "options": options, "arguments": arguments, **more})
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -111,6 +111,6 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 def ran(folder: Path) -> list[int]:
-    """Return the ids of the processes that have run a job."""
+    """Return the process ids recorded by jobs."""
     marks = folder / "ran"
     return [int(line) for line in marks.read_text().split()] if marks.exists() else []

@@ -1,8 +1,7 @@
-"""The part of Google's APIs that Cloud Run jobs need, on this machine: version 2 of run.googleapis.com, and tokens.
+"""A fake of the Google APIs that Cloud Run jobs need: version 2 of run.googleapis.com, and tokens.
 
-Jobs that are given a program run it as a process; those that are not end at once, or are held.
-
-What is sent is held against the fields that the published API has: another one, or a value of another type, is refused.
+A job with a program runs it as a process; other jobs end at once, or never (`holding`). Requests are validated against
+the fields of the published API: an unknown field, or a value of another type, is refused.
 """
 
 from __future__ import annotations
@@ -35,24 +34,24 @@ _RUN: dict[str, Any] = {
 }
 
 
-def check(schema: Any, value: Any, place: str = "$") -> None:
-    """Refuse what the published API does not have."""
+def check(schema: Any, value: Any, path: str = "$") -> None:
+    """Fail if a value does not match the published API."""
     if isinstance(schema, list):
-        assert isinstance(value, list), place
+        assert isinstance(value, list), path
         for item in value:
-            check(schema[0], item, f"{place}[]")
+            check(schema[0], item, f"{path}[]")
     elif isinstance(schema, dict):
         for name, item in value.items():
-            assert name in schema, f'Unknown name "{name}" at {place}'
-            check(schema[name], item, f"{place}.{name}")
+            assert name in schema, f'Unknown name "{name}" at {path}'
+            check(schema[name], item, f"{path}.{name}")
     else:
-        assert isinstance(value, schema), place
-    if place.endswith(".timeout"):
-        assert re.fullmatch(r"\d+(\.\d{1,9})?s", value), place
+        assert isinstance(value, schema), path
+    if path.endswith(".timeout"):
+        assert re.fullmatch(r"\d+(\.\d{1,9})?s", value), path
 
 
 class FakeCloudRun(http.server.ThreadingHTTPServer):
-    """Google, for jobs called `quick`, `report`, `failing` and `holding`, and those that have a program."""
+    """A Google server with the jobs `quick`, `report`, `failing`, `holding`, and one job for each program."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -62,20 +61,20 @@ class FakeCloudRun(http.server.ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.executions: dict[str, dict[str, Any]] = {}
         self.requests: list[tuple[str, str]] = []
-        self.troubles: list[tuple[int, dict[str, str]]] = []
-        """Answers that are given before anything is done."""
+        self.failures: list[tuple[int, dict[str, str]]] = []
+        """Error responses that are sent before a request is processed."""
         self.lost_answers = 0
-        """Runs that are begun, and of which the answer is lost."""
+        """How many `run` requests start an execution, but answer with an error."""
         self.programs = programs or {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._cancelled: set[str] = set()
         self.claims: list[dict[str, Any]] = []
         self.tokens = 0
-        """How many were given."""
+        """Number of tokens issued."""
         self.revoked = 0
-        """How many of these, the first ones, are refused."""
+        """Number of tokens revoked, the oldest first."""
         self.refused = 0
-        """Requests that came with another one."""
+        """Number of requests with an invalid token."""
         self.page = 500
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -91,25 +90,25 @@ class FakeCloudRun(http.server.ThreadingHTTPServer):
 
     def run(self, job: str, short: str, body: dict[str, Any]) -> dict[str, Any]:
         check(_RUN, body)
-        said = body["overrides"]
+        overrides = body["overrides"]
         name = f"{job}/executions/{short}-{uuid.uuid4().hex[:5]}"
         execution = {
             "name": name,
             "createTime": "2024-01-31T09:30:00Z",
             "logUri": f"https://console.example/{name}",
-            "taskCount": said.get("taskCount", 1),
-            "template": {"timeout": said.get("timeout"), "containers": said["containerOverrides"]},
+            "taskCount": overrides.get("taskCount", 1),
+            "template": {"timeout": overrides.get("timeout"), "containers": overrides["containerOverrides"]},
         }
         with self.lock:
-            self.executions = {name: execution, **self.executions}  # the newest first
+            self.executions = {name: execution, **self.executions}  # newest first
         if short in self.programs:
-            self._start(name, self.programs[short], said["containerOverrides"][0]["env"])
+            self._start(name, self.programs[short], overrides["containerOverrides"][0]["env"])
         elif short != "holding":
             self.end(name, succeeded=short != "failing")
         return {"name": f"{job}/operations/1", "metadata": {"@type": "Execution", "name": name}, "done": False}
 
     def _start(self, name: str, program: list[str], variables: list[dict[str, str]]) -> None:
-        environ = {**os.environ, **{one["name"]: one["value"] for one in variables}}
+        environ = {**os.environ, **{variable["name"]: variable["value"] for variable in variables}}
         process = subprocess.Popen(program, env=environ, stdout=subprocess.DEVNULL, start_new_session=True)
         self._processes[name] = process
         threading.Thread(target=self._wait, args=(name, process), daemon=True).start()
@@ -121,22 +120,22 @@ class FakeCloudRun(http.server.ThreadingHTTPServer):
                 self.end(name, succeeded=code == 0, cancelled=name in self._cancelled)
 
     def kill(self, name: str) -> None:
-        """End the process of an execution at once."""
+        """Kill the process of an execution."""
         self._signal(name, signal.SIGKILL)
         self._processes[name].wait()
 
     def _signal(self, name: str, number: signal.Signals) -> None:
-        if self._processes[name].poll() is None:  # else its number may be another's by now
+        if self._processes[name].poll() is None:  # the process id of an ended process may be reused
             os.killpg(self._processes[name].pid, number)
 
     def lose(self, name: str) -> None:
-        """Forget an execution, and end its process."""
+        """Delete an execution and kill its process."""
         with self.lock:
             del self.executions[name]
         self.kill(name)
 
     def cancel(self, name: str) -> None:
-        """Have an execution end: a process is told to."""
+        """Cancel an execution; its process, if any, receives SIGTERM."""
         if name in self._processes:
             self._cancelled.add(name)
             self._signal(name, signal.SIGTERM)
@@ -170,26 +169,26 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         server = self.server
         if parts.path.startswith("/computeMetadata/"):
             assert self.headers["Metadata-Flavor"] == "Google"
-            self._give_token()
+            self._send_token()
         elif parts.path == "/token":
             form = {name: value for name, [value] in parse_qs(body.decode()).items()}
             claim = form["assertion"].split(".")[1]
             server.claims.append(json.loads(base64.urlsafe_b64decode(claim + "=" * (-len(claim) % 4))))
-            self._give_token()
+            self._send_token()
         elif self.headers.get("Authorization") not in {
-            f"Bearer token-{place + 1}" for place in range(server.revoked, server.tokens)
+            f"Bearer token-{number + 1}" for number in range(server.revoked, server.tokens)
         }:
             server.refused += 1
             self._send(401, {"error": {"message": "Request had invalid authentication credentials."}})
         else:
             server.requests.append((self.command, parts.path))
-            if server.troubles:
-                status, headers = server.troubles.pop(0)
+            if server.failures:
+                status, headers = server.failures.pop(0)
                 self._send(status, {"error": {"message": "busy"}}, headers)
             else:
                 self._answer(parts.path, query, json.loads(body) if body else {})
 
-    def _give_token(self) -> None:
+    def _send_token(self) -> None:
         self.server.tokens += 1
         self._send(200, {"access_token": f"token-{self.server.tokens}", "expires_in": 3_600})
 
@@ -210,7 +209,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(200, {"name": "operations/2", "done": False})
         else:
             assert query.keys() <= {"pageSize", "pageToken", "showDeleted"}
-            items = [one for name, one in list(server.executions.items()) if name.startswith(f"{found['job']}/")]
+            items = [item for name, item in list(server.executions.items()) if name.startswith(f"{found['job']}/")]
             start, size = int(query.get("pageToken", 0)), min(server.page, int(query["pageSize"]))
             more = {"nextPageToken": str(start + size)} if start + size < len(items) else {}
             self._send(200, {"executions": items[start : start + size], **more})

@@ -1,7 +1,7 @@
-"""The part of Kubernetes's API that Jobs need, on this machine; containers are processes.
+"""A fake of the part of the Kubernetes API that Jobs need; containers are processes.
 
-What is sent is held against the models of the `kubernetes` package: a field or parameter that the API does not have,
-or a value of another type, is refused, as a strict server would.
+Requests are validated against the models of the `kubernetes` package: an unknown field or parameter, or a value of
+another type, is refused, as by a strict server.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ class Refused(Exception):
         self.status = status
 
 
-def check_model(kind: str, value: Any, place: str = "") -> None:
-    """Refuse what a model of the API does not have."""
+def check_model(kind: str, value: Any, path: str = "") -> None:
+    """Refuse a value that does not match a model of the API."""
     if (listed := re.fullmatch(r"[Ll]ist\[(.*)\]", kind)) is not None:
         if not isinstance(value, list):
-            raise Refused(400, f"{place}: expected a list")
+            raise Refused(400, f"{path}: expected a list")
         for number, item in enumerate(value):
-            check_model(listed[1], item, f"{place}[{number}]")
+            check_model(listed[1], item, f"{path}[{number}]")
     elif (mapped := re.fullmatch(r"[Dd]ict[\[(]str, (.*)[\])]", kind)) is not None:
         for name, item in value.items():
-            check_model(mapped[1], item, f"{place}.{name}")
+            check_model(mapped[1], item, f"{path}.{name}")
     elif kind in ("str", "int", "bool", "float"):
-        wanted: Any = {"str": str, "int": int, "bool": bool, "float": (int, float)}[kind]
-        if not isinstance(value, wanted) or (kind == "int" and isinstance(value, bool)):
-            raise Refused(400, f"{place}: expected {kind}, found {value!r}")
-    elif (model := getattr(import_module("kubernetes.client.models"), kind, None)) is not None:  # which takes a second
+        expected_type: Any = {"str": str, "int": int, "bool": bool, "float": (int, float)}[kind]
+        if not isinstance(value, expected_type) or (kind == "int" and isinstance(value, bool)):
+            raise Refused(400, f"{path}: expected {kind}, found {value!r}")
+    elif (model := getattr(import_module("kubernetes.client.models"), kind, None)) is not None:  # a slow import
         names = {json_name: name for name, json_name in model.attribute_map.items()}
         for name, item in value.items():
             if name not in names:
-                raise Refused(400, f'strict decoding error: unknown field "{place}.{name}"')
-            check_model(model.openapi_types[names[name]], item, f"{place}.{name}")
+                raise Refused(400, f'strict decoding error: unknown field "{path}.{name}"')
+            check_model(model.openapi_types[names[name]], item, f"{path}.{name}")
 
 
 class FakeKubernetes(http.server.ThreadingHTTPServer):
-    """One API server with a node."""
+    """An API server with one node."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -106,7 +106,7 @@ class FakeKubernetes(http.server.ThreadingHTTPServer):
         self._folder.cleanup()
 
     def forget(self) -> None:
-        """Forget what happened up to now, and end all watches."""
+        """Expire the event history and end all watches."""
         with self.changed:
             self.forgotten = self.version
             self.cut += 1
@@ -117,20 +117,20 @@ class FakeKubernetes(http.server.ThreadingHTTPServer):
             self.cut += 1
             self.changed.notify_all()
 
-    def put(self, kind: str, space: str, thing: dict[str, Any], event: str) -> dict[str, Any]:
-        """Store a thing as it is now, or delete it, and tell those who watch."""
+    def put(self, kind: str, space: str, resource: dict[str, Any], event: str) -> dict[str, Any]:
+        """Store or delete an object, and notify the watches."""
         with self.changed:
             self.version += 1
-            thing = json.loads(json.dumps(thing))
-            thing["metadata"]["resourceVersion"] = str(self.version)
-            key = (kind, space, thing["metadata"]["name"])
+            resource = json.loads(json.dumps(resource))
+            resource["metadata"]["resourceVersion"] = str(self.version)
+            key = (kind, space, resource["metadata"]["name"])
             if event == "DELETED":
                 self.things.pop(key, None)
             else:
-                self.things[key] = thing
-            self.events.append((self.version, f"{space}/{kind}", event, thing))
+                self.things[key] = resource
+            self.events.append((self.version, f"{space}/{kind}", event, resource))
             self.changed.notify_all()
-            return thing
+            return resource
 
     def create(self, kind: str, space: str, body: dict[str, Any]) -> dict[str, Any]:
         check_model(_MODELS[kind], body)
@@ -145,13 +145,13 @@ class FakeKubernetes(http.server.ThreadingHTTPServer):
             body["metadata"] |= {"uid": str(uuid.uuid4()), "namespace": space, "creationTimestamp": _now()}
             body["status"] = {}
             self.created[name] += kind == "jobs"
-            thing = self.put(kind, space, body, "ADDED")
+            resource = self.put(kind, space, body, "ADDED")
         if kind == "jobs":
-            threading.Thread(target=self._run, args=(space, thing), daemon=True).start()
-        return thing
+            threading.Thread(target=self._run, args=(space, resource), daemon=True).start()
+        return resource
 
     def _run(self, space: str, job: dict[str, Any]) -> None:
-        """Be the controller and the node for one Job."""
+        """Run the pod of one Job, as the controller and the node do."""
         name = job["metadata"]["name"]
         template, spec = job["spec"]["template"], job["spec"]["template"]["spec"]
         [container] = spec["containers"]
@@ -196,10 +196,10 @@ class FakeKubernetes(http.server.ThreadingHTTPServer):
         try:
             self._logs[pod["metadata"]["name"]] = log.read_bytes()
         except FileNotFoundError:
-            return  # everything was stopped
-        said = message.read_text()[:4_096] if message.exists() else ""
+            return  # the server was stopped
+        message_text = message.read_text()[:4_096] if message.exists() else ""
         ended = {"exitCode": code if code >= 0 else 128 - code, "reason": "Completed" if code == 0 else "Error"}
-        pod["status"] = _state(terminated={**ended, **({"message": said} if said else {})})
+        pod["status"] = _state(terminated={**ended, **({"message": message_text} if message_text else {})})
         with self.changed:
             if ("pods", space, pod["metadata"]["name"]) not in self.things:
                 return
@@ -214,19 +214,19 @@ class FakeKubernetes(http.server.ThreadingHTTPServer):
     def delete(self, kind: str, space: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
         if body:
             check_model("V1DeleteOptions", body)
-        thing = self.things.get((kind, space, name))
-        if thing is None:
+        resource = self.things.get((kind, space, name))
+        if resource is None:
             raise Refused(404, f'{kind} "{name}" not found')
         if kind != "jobs":
-            return self.put(kind, space, thing, "DELETED")
-        if "deletionTimestamp" not in thing["metadata"]:
-            thing["metadata"]["deletionTimestamp"] = _now()
-            self.put(kind, space, thing, "MODIFIED")
+            return self.put(kind, space, resource, "DELETED")
+        if "deletionTimestamp" not in resource["metadata"]:
+            resource["metadata"]["deletionTimestamp"] = _now()
+            self.put(kind, space, resource, "MODIFIED")
             is_foreground = body.get("propagationPolicy") == "Foreground"
             if not is_foreground:
-                self.put(kind, space, thing, "DELETED")
-            threading.Thread(target=self._end, args=(space, thing, is_foreground), daemon=True).start()
-        return thing
+                self.put(kind, space, resource, "DELETED")
+            threading.Thread(target=self._end, args=(space, resource, is_foreground), daemon=True).start()
+        return resource
 
     def _end(self, space: str, job: dict[str, Any], then_job: bool) -> None:
         name = job["metadata"]["name"]
@@ -248,9 +248,9 @@ class FakeKubernetes(http.server.ThreadingHTTPServer):
 
     def listed(self, kind: str, space: str, selector: str) -> list[dict[str, Any]]:
         return [
-            thing
-            for (one, where, _), thing in sorted(self.things.items())
-            if (one, where) == (kind, space) and matches(thing, selector)
+            resource
+            for (one, where, _), resource in sorted(self.things.items())
+            if (one, where) == (kind, space) and matches(resource, selector)
         ]
 
 
@@ -299,11 +299,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(200, self.server.delete(kind, space, name, body))
         elif self.command == "PATCH":
             assert self.headers["Content-Type"] == "application/merge-patch+json"
-            thing = self.server.things[kind, space, name]
+            resource = self.server.things[kind, space, name]
             for part, change in body.items():
-                thing[part] |= change
-            check_model(_MODELS[kind], {**thing, "metadata": thing["metadata"]})
-            self._send(200, self.server.put(kind, space, thing, "MODIFIED"))
+                resource[part] |= change
+            check_model(_MODELS[kind], {**resource, "metadata": resource["metadata"]})
+            self._send(200, self.server.put(kind, space, resource, "MODIFIED"))
         elif found["log"]:
             lines = self.server._logs.get(name, b"").splitlines(keepends=True)
             self._send(200, b"".join(lines[-int(query["tailLines"]) :]))
@@ -322,7 +322,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     metadata["continue"] = str(start + limit)
             self._send(200, {"items": items[start : start + limit], "metadata": metadata})
 
-    def _watch(self, place: str, query: dict[str, str]) -> None:
+    def _watch(self, path: str, query: dict[str, str]) -> None:
         reached, server = int(query["resourceVersion"]), self.server
         deadline = time.monotonic() + float(query["timeoutSeconds"])
         with server.changed:
@@ -343,9 +343,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     reached = server.version
                 if server.cut != cut:
                     break
-                for _, where, event, thing in events:
-                    if where == place and matches(thing, query.get("labelSelector", "")):
-                        self._chunk({"type": event, "object": thing})
+                for _, where, event, resource in events:
+                    if where == path and matches(resource, query.get("labelSelector", "")):
+                        self._chunk({"type": event, "object": resource})
                 self._chunk({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(reached)}}})
             self.wfile.write(b"0\r\n\r\n")
         finally:
@@ -365,9 +365,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def matches(thing: dict[str, Any], selector: str) -> bool:
+def matches(resource: dict[str, Any], selector: str) -> bool:
     name, equals, value = selector.partition("=")
-    labels = thing["metadata"].get("labels", {})
+    labels = resource["metadata"].get("labels", {})
     return not name or (name in labels and (not equals or labels[name] == value))
 
 

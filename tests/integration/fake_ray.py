@@ -1,6 +1,6 @@
-"""The part of Ray's HTTP API that jobs need, on this machine; a job is a process.
+"""A fake of the part of Ray's HTTP API that jobs need; a job is a process.
 
-It answers as Ray 2 does: texts that our executor goes by are Ray's own. test_executor_ray.py runs on a real cluster.
+The messages are those of Ray 2, because the executor parses them. test_executor_ray.py uses a real cluster.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ _RESERVED = {"entrypoint_num_cpus", "entrypoint_num_gpus", "entrypoint_memory", 
 
 
 class _Job:
-    def __init__(self, said: dict[str, Any], log: Path) -> None:
-        self.said = said
+    def __init__(self, submission: dict[str, Any], log: Path) -> None:
+        self.submission = submission
         self.log = log
         self.is_stopped = False
-        environ = {**os.environ, **said["runtime_env"]["env_vars"]}
+        environ = {**os.environ, **submission["runtime_env"]["env_vars"]}
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                said["entrypoint"], shell=True, env=environ, stdout=out, stderr=out, start_new_session=True
+                submission["entrypoint"], shell=True, env=environ, stdout=out, stderr=out, start_new_session=True
             )
 
     def shown(self) -> dict[str, Any]:
-        """Return the job as Ray shows it."""
+        """Return the job as the Ray API shows it."""
         code = self.process.poll()
         status = "RUNNING" if code is None else "STOPPED" if self.is_stopped else "FAILED" if code else "SUCCEEDED"
         message = f"Job entrypoint command failed with exit code {code}" if status == "FAILED" else status.lower()
-        said = {name: self.said[name] for name in ("submission_id", "entrypoint", "metadata", "runtime_env")}
+        submission = {
+            name: self.submission[name] for name in ("submission_id", "entrypoint", "metadata", "runtime_env")
+        }
         error = {"error_type": "JOB_ENTRYPOINT_COMMAND_ERROR"} if status == "FAILED" else {}
-        return {**said, "type": "SUBMISSION", "status": status, "message": message, **error}
+        return {**submission, "type": "SUBMISSION", "status": status, "message": message, **error}
 
     def end(self, number: signal.Signals) -> None:
-        if self.process.poll() is None:  # else its number may be another's by now
+        if self.process.poll() is None:  # the process id of an ended process may be reused
             os.killpg(self.process.pid, number)
 
 
 class FakeRay(http.server.ThreadingHTTPServer):
-    """The head of a cluster."""
+    """The head node of a Ray cluster."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -61,18 +63,18 @@ class FakeRay(http.server.ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None: ...
 
-    def submit(self, said: dict[str, Any]) -> bool:
-        """Begin a job; return whether there was none of that name."""
-        assert said.keys() <= _SUBMISSION | _RESERVED, said.keys()
-        name = said["submission_id"]
+    def submit(self, submission: dict[str, Any]) -> bool:
+        """Start a job; return False if the name is taken."""
+        assert submission.keys() <= _SUBMISSION | _RESERVED, submission.keys()
+        name = submission["submission_id"]
         with self.lock:
             if name in self.jobs:
                 return False
-            self.jobs[name] = _Job(said, Path(self._folder.name, name))
+            self.jobs[name] = _Job(submission, Path(self._folder.name, name))
             return True
 
     def lose(self, name: str) -> None:
-        """Forget a job, and end it."""
+        """Delete a job and kill its process."""
         with self.lock:
             job = self.jobs.pop(name)
         job.end(signal.SIGKILL)
@@ -114,18 +116,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _serve_all(self, body: bytes) -> None:
         if self.command == "POST":
-            said = json.loads(body)
-            if self.server.submit(said):
-                self._send(200, {"submission_id": said["submission_id"], "job_id": said["submission_id"]})
+            submission = json.loads(body)
+            if self.server.submit(submission):
+                self._send(200, {"submission_id": submission["submission_id"], "job_id": submission["submission_id"]})
             else:
-                self._send(500, f"ValueError: Job with submission_id {said['submission_id']} already exists.")
+                self._send(500, f"ValueError: Job with submission_id {submission['submission_id']} already exists.")
         else:
             self._send(200, [job.shown() for job in list(self.server.jobs.values())])
 
-    def _serve_one(self, job: _Job, what: str | None) -> None:
-        if what == "logs":
+    def _serve_one(self, job: _Job, action: str | None) -> None:
+        if action == "logs":
             self._send(200, {"logs": job.log.read_text(encoding="utf-8", errors="replace")})
-        elif what == "stop":
+        elif action == "stop":
             is_running = job.process.poll() is None
             job.is_stopped = job.is_stopped or is_running
             job.end(signal.SIGTERM)
@@ -134,13 +136,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if job.process.poll() is None:
                 self._send(500, "Job is still running: stop it before it is deleted.")
                 return
-            self.server.jobs.pop(job.said["submission_id"], None)
+            self.server.jobs.pop(job.submission["submission_id"], None)
             self._send(200, {"deleted": True})
         else:
             self._send(200, job.shown())
 
-    def _send(self, status: int, said: Any) -> None:
-        data = said.encode() if isinstance(said, str) else json.dumps(said).encode()
+    def _send(self, status: int, submission: Any) -> None:
+        data = submission.encode() if isinstance(submission, str) else json.dumps(submission).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()

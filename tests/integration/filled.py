@@ -1,4 +1,4 @@
-"""A system that has some of everything: every kind of task, run and schedule, in every state."""
+"""Fill a system with every kind of task, run and schedule, in every state."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rows(system: System, statement: str) -> Iterator[str]:
 
 
 def fill(system: System) -> None:
-    """Make tasks, runs and schedules of every kind, in every state."""
+    """Create tasks, runs and schedules of every kind, in the common states."""
     worker = system.worker(knows=("job",), slots=50)
     for definition in (SMALL, STEPS):
         system.app.workflows.apply(loads(definition))
@@ -71,17 +71,17 @@ def fill(system: System) -> None:
 
 
 def fill_oddly(system: System) -> None:
-    """Make what is seen less often: tasks that are retried, lost, unknown; runs that wait, are stuck, cancelling."""
+    """Create rare states: retried, lost and unknown tasks; waiting, stuck and cancelling runs; paused schedules."""
     worker = system.worker("odd", knows=("slow",), queue="odd", slots=50)
     slow = system.app.task(name="slow", queue="odd", retries=5)(lambda number=0: number)
     system.app.task(name="nobody", queue="odd")(lambda: None).enqueue()
     system.app.workflows.apply(loads(SINGLE))
-    tried, lost, running = slow.enqueue(1), slow.enqueue(2), slow.enqueue(3)
+    failed, lost, running = slow.enqueue(1), slow.enqueue(2), slow.enqueue(3)
     for _ in range(2):
         system.app.workflows["single"].start()
     system.pass_seconds(2)
     for task in worker.take():
-        if task.id == raw(tried):
+        if task.id == raw(failed):
             worker.fail(task)
         elif task.id == raw(lost):
             worker.report(Lost(task.id, task.attempt, alone=task.alone))
@@ -129,7 +129,7 @@ def fill_oddly(system: System) -> None:
 
 
 def fill_with_code(system: System) -> None:
-    """Make runs of code in every state."""
+    """Create runs of code workflows in every state."""
 
     @system.app.workflow(name="kid")
     async def kid(ctx: WorkflowContext) -> None:

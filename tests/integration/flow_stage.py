@@ -1,4 +1,4 @@
-"""A worker on the stage that does what the services of the flow tests do, and a flow of every kind of node."""
+"""A worker that implements the services of the flow tests, and a flow with every kind of node."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tests.integration.stage import System, Worker
 SERVICES = ("transform", "sum", "route", "flaky", "bad", "job", "limited")
 
 
-def serve(name: str, given: Any, params: dict[str, Any]) -> Any:
-    """Do what a service does."""
+def serve(name: str, input_value: Any, params: dict[str, Any]) -> Any:
+    """Compute the result of a service."""
     if name == "transform":
-        return given * params["mul"] if "mul" in params else getattr(given, params["op"])()
+        return input_value * params["mul"] if "mul" in params else getattr(input_value, params["op"])()
     if name == "sum":
-        return sum(given)
+        return sum(input_value)
     if name == "route":
         return {"action": params.get("action", "default")}
     raise ValueError(f"{name} says no")
 
 
 class Stage:
-    """A system with one worker that has those services."""
+    """A system with one worker that implements the services."""
 
     def __init__(self, system: System) -> None:
         self.system = system
@@ -33,11 +33,11 @@ class Stage:
         for name in {*SERVICES} - {*system.app.tasks, "limited"}:
             system.app.task(name=name)(lambda params: params)
         self.failures = 0
-        """How often `flaky` fails before it works."""
+        """How often `flaky` fails before it succeeds."""
         system.settle()
 
     def work(self) -> int:
-        """Do all that is there; return how much it was."""
+        """Run all dispatched tasks; return how many."""
         taken = self.worker.take()
         self.worker.report(*(self._answer(task) for task in taken)) if taken else None
         return len(taken)
@@ -56,7 +56,7 @@ class Stage:
         return Succeeded(task.id, task.attempt, 0.01, encode_value(value, "it", 1_000_000))
 
     def run(self, handle: FlowHandle, times: int = 40) -> str:
-        """Tick and work until the run has ended, or nothing moves any more."""
+        """Tick and run tasks until the run has ended or `times` is reached; return its state."""
         for _ in range(times):
             self.system.pass_seconds(after=0.01)
             self.work()
@@ -66,7 +66,7 @@ class Stage:
         return handle.status()
 
     def later(self, seconds: float) -> None:
-        """Let another leader take over, whose day is so many seconds ahead."""
+        """Fail over to a leader whose clock is so many seconds ahead."""
         self.system.lead(offset=seconds)
         self.worker.beat()
         self.system.settle()
@@ -137,4 +137,4 @@ EVERY_KIND: dict[str, Any] = {
         {"from": "wait", "action": "default", "to": "inner"},
     ],
 }
-"""With `val` 2: 4, [12, 12], [120, 120], 240."""
+"""Results with `val` 2: 4, [12, 12], [120, 120], 240."""

@@ -1,4 +1,4 @@
-"""The examples of docs/executors.md."""
+"""The examples of docs/executors.md, for tests."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PAGE = Path(__file__).parents[2] / "docs" / "executors.md"
 
 
 def example(executor: str) -> tuple[ExecutorOptions, dict[str, Any]]:
-    """Return what the page says to an executor, and the input of its step."""
+    """Return the options and the input of an executor's example on the page."""
     section = _PAGE.read_text(encoding="utf-8").split(f"\n## {executor}\n")[1].split("\n## ")[0]
     block = re.search(r"```yaml\n(.*?)```", section, re.DOTALL)
     assert block is not None
-    loads(block[1])  # which checks it as a whole
+    loads(block[1])  # validates the whole definition
     [step] = yaml.safe_load(block[1])["tasks"].values()
     assert step["executor"] == executor
     kind = built_in(executor)

@@ -1,4 +1,4 @@
-"""A service over HTTP that does as it is told: answers, fails, is slow, talks nonsense, or is away."""
+"""An HTTP service for tests that replies, fails, hangs, sends invalid data or is unreachable, as the test decides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 Answer = bytes | tuple[int, Any]
-"""Bytes as they stand on the line, or a status and what is sent as JSON."""
+"""The raw bytes of a response, or a status and a JSON body."""
 
 
 class Service(http.server.ThreadingHTTPServer):
@@ -34,7 +34,7 @@ class Service(http.server.ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, *_: Any) -> None:
-        """Nobody is there any more to be answered."""
+        """Ignore clients that have disconnected."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -46,19 +46,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.bodies.append(body)
         self.server.requests[body.get("request_id", "")] += 1
         self.server.has_begun.set()
-        said = self.server.answer(self.path.removeprefix("/exec/"), body)
-        if isinstance(said, bytes):
-            self.wfile.write(said)
+        reply = self.server.answer(self.path.removeprefix("/exec/"), body)
+        if isinstance(reply, bytes):
+            self.wfile.write(reply)
             self.close_connection = True
             return
-        self._answer(*said)
+        self._answer(*reply)
 
     def do_DELETE(self) -> None:
         self.server.cancelled.append(self.path)
         self._answer(200, {})
 
-    def _answer(self, status: int, said: Any) -> None:
-        data = said if isinstance(said, bytes) else json.dumps(said).encode()
+    def _answer(self, status: int, reply: Any) -> None:
+        data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -69,7 +69,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(answer: Callable[[str, Any], Answer] | None = None, port: int = 0) -> Iterator[Service]:
-    """Serve until the end of the block; then nobody listens there."""
+    """Run the service within the block; its port is closed afterwards."""
     with Service(answer, port) as service:
         thread = threading.Thread(target=service.serve_forever, args=(0.01,), daemon=True)
         thread.start()

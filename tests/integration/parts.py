@@ -1,4 +1,4 @@
-"""The parts of a leader and one transaction, without a leader."""
+"""The components of a leader and one transaction, without the leader's loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from orchestrator.transport.signing import OFF
 
 
 class Parts:
-    """What a tick is made of."""
+    """The components that one tick uses."""
 
     def __init__(self, connection: Connection, now: datetime) -> None:
         self.tx = Transaction(connection, now)

@@ -1,4 +1,4 @@
-"""How statements of the leader are really planned, in every state of statistics that a real table goes through."""
+"""The query plans of the leader's statements, for every state of the statistics of a real table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_HISTOGRAMS = ", ".join(f"stakind{n} = 0, stanumbers{n} = NULL, stavalues{n} 
 
 
 def _size(tuples: float, pages: int) -> str:
-    """Have the planner believe in so many rows a page: it looks at the real number of pages itself."""
+    """SQL that sets the planner's estimate of rows per page; Postgres reads the real number of pages itself."""
     return f"UPDATE pg_class SET reltuples = {tuples}, relpages = {pages} WHERE oid IN {_OURS}"
 
 
@@ -48,15 +48,15 @@ STATISTICS = {
     "huge": ["ANALYZE", _HUGE],
     "huge, one value a column": ["ANALYZE", _columns(0, 1), _HUGE],
 }
-"""What the planner may believe of full tables, true or not. "Nearly empty" is a table that was large, was analysed when
-a few rows were left, and has filled again."""
+"""Statistics of full tables, true or false. "Nearly empty" is a table that was large, was analyzed when a few rows were
+left, and has filled again."""
 STATES = [
     *("never analysed", "nearly empty", "planned when empty"),
-    *(pytest.param(one, marks=pytest.mark.long) for one in ("analysed", "analysed when empty", "huge")),
+    *(pytest.param(state_name, marks=pytest.mark.long) for state_name in ("analysed", "analysed when empty", "huge")),
     pytest.param("planned when vacuumed", marks=pytest.mark.long),
 ]
-"""In which statements are run, and what they read is counted. `test_plans_of_the_leader.py` looks at the plans of all
-statements in all states of statistics, in each build."""
+"""States in which tests run the statements and count the rows read. `test_plans_of_the_leader.py` checks the plans of
+all statements in all states of statistics, in each build."""
 
 
 @dataclass
@@ -66,31 +66,31 @@ class Leader:
     connection: Connection
     in_flight: list[tuple[bytes, int]]
     is_misled: bool = False
-    """Its plans were made by a Postgres before 18 when it had vacuumed empty tables: any index of those costs the same,
-    until the first ANALYZE."""
+    """Whether Postgres before 18 made the plans after it had vacuumed empty tables: all indexes of an empty table cost
+    the same, until the first ANALYZE."""
 
     def plan(self, call: Callable[[Connection], object]) -> dict[str, Any]:
-        """Return the plan by which the statement of a store function really ran, and undo what it did."""
+        """Run a store function, then EXPLAIN ANALYZE its first statement; roll both back and return the plan."""
         sent: list[tuple[str, Any]] = []
 
         send = Channel.send
 
-        def noting(
+        def record_send(
             channel: Channel, connection: Connection, sql: str, parameters: dict[str, Any] | None = None
         ) -> StatementResult:
             sent.append((sql, parameters))
             return send(channel, connection, sql, parameters)
 
-        def note(*arguments: Any) -> None:
+        def record_execute(*arguments: Any) -> None:
             if not arguments[2].startswith("PREPARE"):
                 sent.append((arguments[2], arguments[3]))
 
-        with self.connection.begin_nested() as savepoint, patch.object(Channel, "send", noting):
-            event.listen(self.connection, "before_cursor_execute", note)
+        with self.connection.begin_nested() as savepoint, patch.object(Channel, "send", record_send):
+            event.listen(self.connection, "before_cursor_execute", record_execute)
             try:
                 call(self.connection)
             finally:
-                event.remove(self.connection, "before_cursor_execute", note)
+                event.remove(self.connection, "before_cursor_execute", record_execute)
             savepoint.rollback()
         statement, parameters = sent[0]
         with self.connection.begin_nested() as savepoint:
@@ -120,9 +120,9 @@ def leaders_of(
     begin: Callable[[Connection], list[tuple[bytes, int]]],
     statements: Mapping[str, Call],
 ) -> Iterator[Callable[[str], Leader]]:
-    """Yield a function that returns a leader with statistics in a state; `begin` puts tasks in flight.
+    """Yield a function that returns a leader for a state of statistics; `begin` puts tasks in flight.
 
-    All states of statistics are those of one database. One in which plans were made before it was filled is another.
+    All states of statistics share one database. States that begin with "planned when" each get their own.
     """
     with ExitStack() as databases:
         make = partial(_leader, services, fill=fill, begin=begin, statements=statements)
@@ -151,7 +151,7 @@ def _leader(
     begin: Callable[[Connection], list[tuple[bytes, int]]],
     statements: Mapping[str, Call],
 ) -> Iterator[tuple[Leader, Engine]]:
-    """Yield a leader of a database of its own, filled, and an engine for what people do there."""
+    """Yield a leader of a new, filled database, and an autocommit engine of that database."""
     major = int((services.postgres.data / "PG_VERSION").read_text())
     with new_database(services, "plans", "orchestrator") as url:
         engine = database.engine_for(url)
@@ -167,18 +167,18 @@ def _leader_of(
     begin: Callable[[Connection], list[tuple[bytes, int]]],
     statements: Mapping[str, Call],
 ) -> Iterator[tuple[Leader, Engine]]:
-    leadership = Leadership(engine, lease=600.0)  # it waits in its transaction
+    leadership = Leadership(engine, lease=600.0)  # the transaction stays open
     by_hand = engine.execution_options(isolation_level="AUTOCOMMIT")
     with by_hand.connect() as connection:
-        for table in metadata.tables.values():  # autovacuum would change the state that is being tested
+        for table in metadata.tables.values():  # autovacuum would change the statistics
             connection.execute(text(f"ALTER TABLE {table.fullname} SET (autovacuum_enabled = off)"))
         if state == "planned when vacuumed":
             connection.execute(text("VACUUM ANALYZE"))
     if state.startswith("planned when"):
         with leadership.reading() as connection, connection.begin_nested() as savepoint:
-            nobody = Leader(connection, [(os.urandom(16), 1)] * 3)
+            planner = Leader(connection, [(os.urandom(16), 1)] * 3)
             for call in statements.values():
-                call(nobody)(connection)
+                call(planner)(connection)
             savepoint.rollback()
     with engine.begin() as connection:
         for statement in fill:
@@ -192,28 +192,28 @@ def _leader_of(
 
 
 def explained(connection: Connection, *calls: Callable[[Any], object]) -> list[str]:
-    """Return how Postgres would run the statements of functions that only read."""
+    """Return the EXPLAIN output of the statements that read-only functions send."""
     sent = _sent(connection, *calls)
     plans = [connection.exec_driver_sql(f"EXPLAIN {statement}", parameters) for statement, parameters in sent]
     return ["\n".join(row[0] for row in plan) for plan in plans]
 
 
 def _sent(connection: Connection, *calls: Callable[[Any], object]) -> list[tuple[str, Any]]:
-    """Return the statements of functions that only read, and what they were given."""
+    """Return the statements of read-only functions, with their parameters."""
     sent: list[tuple[str, Any]] = []
 
-    def noting(statement: Statement[Any], _: Connection, values: dict[str, Any]) -> StatementResult:
+    def record_send(statement: Statement[Any], _: Connection, values: dict[str, Any]) -> StatementResult:
         sent.append((statement.sql, values))
         return StatementResult()
 
-    with patch.object(Statement, "_send", noting):
+    with patch.object(Statement, "_send", record_send):
         for call in calls:
             call(connection)
     return sent
 
 
 def measured(connection: Connection, *calls: Callable[[Any], object]) -> list[dict[str, Any]]:
-    """Return how Postgres has run the statements of functions that only read."""
+    """Return the EXPLAIN ANALYZE plans of the statements that read-only functions send."""
     return [
         connection.exec_driver_sql(
             f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {statement}", parameters
@@ -229,11 +229,11 @@ def nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def scans(plan: dict[str, Any], *tables: str) -> list[dict[str, Any]]:
-    """Return every node that reads rows of these tables."""
+    """Return every plan node that reads rows of these tables."""
     return [node for node in nodes(plan) if "Scan" in node["Node Type"] and node.get("Relation Name") in tables]
 
 
 def rows_read(scan: dict[str, Any]) -> float:
-    """Return how many rows a scan touched, those included that it then threw away."""
+    """Return how many rows a scan touched, including rows that a filter removed."""
     removed = scan.get("Rows Removed by Filter", 0) + scan.get("Rows Removed by Index Recheck", 0)
     return float((scan["Actual Rows"] + removed) * scan["Actual Loops"])

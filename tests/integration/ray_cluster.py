@@ -1,7 +1,7 @@
-"""A real Ray cluster of one node, for tests.
+"""A Ray cluster of one node, for tests.
 
-Most of Ray's servers listen on every interface, and run whatever they are sent. So it runs in a network of its own,
-which has nothing but loopback; its HTTP API is reached through a socket in a folder, behind a door that can be shut.
+Most of Ray's servers listen on every interface and run any code sent to them. Therefore the cluster runs in a network
+namespace that has only loopback. Tests reach its HTTP API through a Unix socket and a proxy that can be shut.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 _PORT = 8265
-_UP = 0x8914, 0x1  # SIOCSIFFLAGS, IFF_UP
-_PATIENCE = 120.0
+_SET_INTERFACE_UP = 0x8914, 0x1  # SIOCSIFFLAGS, IFF_UP
+_START_TIMEOUT = 120.0
 
 
 def why_not() -> str:
-    """Return why there can be no cluster here, if so."""
+    """Return why a cluster cannot run on this machine, or an empty string."""
     if find_spec("ray") is None or find_spec("aiohttp_cors") is None:
         return "Ray is not installed: pip install 'ray[default]'"
-    tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
-    return "" if tried.returncode == 0 else "Ray needs a network of its own here, and unshare --net is not allowed"
+    result = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
+    return "" if result.returncode == 0 else "Ray needs a network of its own here, and unshare --net is not allowed"
 
 
 class RayCluster:
-    """A head that runs jobs, and the address of its Jobs API."""
+    """A Ray head node that runs jobs, and the address of its Jobs API."""
 
     def __init__(self, **variables: str) -> None:
         from tests.doors import Door
 
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))
         self._variables = variables
-        self._begin()
+        self._start()
         self.door = Door(str(self._socket))
         self.address = f"http://127.0.0.1:{self.door.port}"
         try:
@@ -51,11 +51,11 @@ class RayCluster:
             self.close()
             raise
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._socket = self._folder / "api"
         self._socket.unlink(missing_ok=True)
-        beside = Path(sys.executable).parent
-        environ = {**os.environ, "PATH": f"{beside}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parent)}
+        binaries = Path(sys.executable).parent
+        environ = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parent)}
         environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1", **self._variables}
         program = ["unshare", "--net", sys.executable, __file__, str(self._folder)]
         with (self._folder / "log").open("ab") as log:
@@ -64,10 +64,10 @@ class RayCluster:
     def _wait(self) -> None:
         from tests.waiting import eventually
 
-        eventually(self._is_apart, "it has a network of its own")
-        eventually(self._answers, "Ray takes jobs", _PATIENCE, every=0.2)
+        eventually(self._is_isolated, "it has a network of its own")
+        eventually(self._answers, "Ray takes jobs", _START_TIMEOUT, every=0.2)
 
-    def _is_apart(self) -> bool:
+    def _is_isolated(self) -> bool:
         self._network = _network(self._process.pid)
         return self._network not in (None, _network(os.getpid()))
 
@@ -79,13 +79,13 @@ class RayCluster:
         return False
 
     def restart(self) -> None:
-        """Begin again, with nothing."""
+        """Start a new, empty cluster at the same address."""
         self.kill()
-        self._begin()
+        self._start()
         self._wait()
 
     def kill(self) -> None:
-        """End every process in the cluster's network."""
+        """Kill every process in the cluster's network namespace."""
         assert self._network != _network(os.getpid())
         while members := [pid for pid in _processes() if _network(pid) == self._network]:
             for pid in members:
@@ -94,7 +94,6 @@ class RayCluster:
             self._process.wait()
 
     def close(self) -> None:
-        """End it."""
         self.kill()
         self.door.shut()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -106,23 +105,30 @@ def _processes() -> list[int]:
 
 def _network(pid: int) -> Path | None:
     try:
-        return Path(f"/proc/{pid}/ns/net").readlink()  # of one that is dead, and not yet waited for, there is none
+        return Path(f"/proc/{pid}/ns/net").readlink()  # a zombie process has no namespace
     except OSError:
         return None
 
 
 def _main(folder: Path) -> None:
-    """Start Ray in the network that this process is in, and lead a socket to its HTTP API."""
+    """Bring up loopback, start Ray in this network namespace, and forward a Unix socket to its HTTP API."""
     import threading
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        fcntl.ioctl(any_socket, _UP[0], struct.pack("16sh", b"lo", _UP[1]))
-    words = ["start", "--head", "--block", "--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", "--num-cpus=4"]
-    words += [f"--dashboard-port={_PORT}", f"--temp-dir={folder / 'ray'}", "--object-store-memory=80000000"]
+        fcntl.ioctl(any_socket, _SET_INTERFACE_UP[0], struct.pack("16sh", b"lo", _SET_INTERFACE_UP[1]))
+    arguments = [
+        "start",
+        "--head",
+        "--block",
+        "--node-ip-address=127.0.0.1",
+        "--dashboard-host=127.0.0.1",
+        "--num-cpus=4",
+    ]
+    arguments += [f"--dashboard-port={_PORT}", f"--temp-dir={folder / 'ray'}", "--object-store-memory=80000000"]
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "api"))
     listener.listen()
-    with subprocess.Popen(["ray", *words, "--include-dashboard=true", "--disable-usage-stats"]):
+    with subprocess.Popen(["ray", *arguments, "--include-dashboard=true", "--disable-usage-stats"]):
         while True:
             near, _ = listener.accept()
             try:
@@ -130,18 +136,18 @@ def _main(folder: Path) -> None:
             except OSError:
                 near.close()
                 continue
-            for one, other in ((near, far), (far, near)):
-                threading.Thread(target=_pass_on, args=(one, other), daemon=True).start()
+            for source, target in ((near, far), (far, near)):
+                threading.Thread(target=_forward, args=(source, target), daemon=True).start()
 
 
-def _pass_on(one: socket.socket, other: socket.socket) -> None:
+def _forward(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
-        while data := one.recv(65_536):
-            other.sendall(data)
-    for end in (one, other):
+        while data := source.recv(65_536):
+            target.sendall(data)
+    for end in (source, target):
         with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
-    one.close()
+    source.close()
 
 
 if __name__ == "__main__":

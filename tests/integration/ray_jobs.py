@@ -1,4 +1,4 @@
-"""What the Ray jobs of tests run."""
+"""Functions that the Ray jobs of tests run."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from pathlib import Path
 
 
 def double(number: int) -> dict[str, int]:
-    """Do some work."""
     print("doubling", number)
     return {"doubled": 2 * number}
 
 
 async def double_later(number: int) -> int:
-    """Do some work as a coroutine."""
     return 2 * number
 
 
 def squares(numbers: list[int]) -> int:
-    """Do some work on the cluster."""
+    """Compute squares in Ray tasks on the cluster."""
     import ray
 
     @ray.remote(num_cpus=0.1)
@@ -31,12 +29,11 @@ def squares(numbers: list[int]) -> int:
 
 
 def fail(text: str) -> None:
-    """Fail."""
     raise ValueError(text)
 
 
 def hold(folder: str) -> str:
-    """Say that it has begun, and in which process; go on when it is let."""
+    """Append the process id to `ran`, and wait for the file `go`."""
     with Path(folder, "ran").open("a", encoding="utf-8") as marks:
         marks.write(f"{os.getpid()}\n")
     while not Path(folder, "go").exists():
@@ -45,10 +42,10 @@ def hold(folder: str) -> str:
 
 
 def odd() -> object:
-    """Return what is no plain data."""
+    """Return a value that cannot be serialized."""
     return object()
 
 
 def vanish() -> None:
-    """End without a word."""
+    """Exit without a result."""
     os._exit(7)

@@ -1,4 +1,4 @@
-"""What the RQ workers of tests run."""
+"""Functions that the RQ workers of tests run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from rq import get_current_job
 
 
 def double(number: int, *, note: str = "") -> dict[str, Any]:
-    """Do some work."""
     count(note)
     return {"doubled": 2 * number}
 
 
 def fail(text: str) -> None:
-    """Fail."""
     raise ValueError(text)
 
 
 def hold(folder: str) -> str:
-    """Say that it has begun, and in which process; go on when it is let."""
+    """Write the process ids to `pid`, create `began`, and wait for the file `go`."""
     count(folder)
     Path(folder, "pid").write_text(f"{os.getpid()} {os.getppid()}", encoding="utf-8")
     Path(folder, "began").touch()
@@ -33,7 +31,7 @@ def hold(folder: str) -> str:
 
 
 def tell(folder: str) -> str:
-    """Say how far it has come, and hold."""
+    """Report progress, then wait as `hold` does."""
     job = get_current_job()
     assert job is not None
     job.meta["progress"] = {"done": 3, "total": 10, "message": "a third"}
@@ -42,7 +40,7 @@ def tell(folder: str) -> str:
 
 
 def talk(number: int) -> int:
-    """Print lines, say how far it has come, and fail if there are none."""
+    """Print lines and report progress; fail if `number` is 3."""
     for line in range(number):
         print(f"line {line}", file=sys.stderr if line % 2 else sys.stdout)
     job = get_current_job()
@@ -55,22 +53,20 @@ def talk(number: int) -> int:
 
 
 async def talk_later(number: int) -> int:
-    """Do the same as a coroutine."""
+    """Do the same as `talk`, as a coroutine."""
     return talk(number)
 
 
 def odd() -> object:
-    """Return what is no plain data."""
+    """Return a value that cannot be serialized."""
     return Path("/")
 
 
 def large(size: int) -> str:
-    """Return much."""
     return "x" * size
 
 
 def count(folder: str) -> None:
-    """Leave a mark for each time that it runs."""
     if folder:
         with Path(folder, "ran").open("a", encoding="utf-8") as marks:
             marks.write("x")

@@ -1,4 +1,4 @@
-"""Tasks that `orchestrator serve` serves in tests."""
+"""Tasks that tests run with `orchestrator serve`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def move(point: Point, by: int = 1) -> Point:
 
 @app.task(name="note")
 def note(file: str, seconds: float = 0.0) -> str:
-    """Count calls as lines of a file."""
+    """Append a line to a file for each call."""
     with Path(file).open("a") as lines:
         lines.write("x\n")
     time.sleep(seconds)
@@ -44,7 +44,7 @@ async def nap(seconds: float, file: str = "") -> str:
 
 @app.task(name="stubborn", timeout=0.3)
 async def stubborn(how: str) -> str:
-    """Catch what ends it when its time is up."""
+    """Catch the cancellation at the timeout."""
     try:
         await asyncio.sleep(60)
     except asyncio.CancelledError as late:

@@ -1,4 +1,4 @@
-"""The HTTP API, served in the process of the tests, for commands and programs that are to go over it."""
+"""The HTTP API, served from a thread of the test process, for commands and programs that use it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Way = Literal["database", "http"]
 
 @pytest.fixture(scope="module", params=["database", "http"], name="way")
 def both_ways(request: pytest.FixtureRequest) -> Way:
-    """Import this into a module whose commands are to be run over both."""
+    """Run the tests of a module over the database and over HTTP. Import it into the module to use it."""
     way: Way = request.param
     return way
 
 
 @contextmanager
 def serving(settings: Settings, **options: Any) -> Iterator[str]:
-    """Serve the API on real tables; yield its address."""
+    """Serve the API; yield its URL."""
     server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None, **options))
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -1,7 +1,7 @@
-"""A leader on a real Postgres and a real Redis, with workers that do what the test says.
+"""A scheduler on a real Postgres and Redis, with workers that the test controls step by step.
 
-No process is started and no time passes by itself: the leader's own clock is turned by hand, and Postgres's clock is
-offset where something has to become due.
+No process is started and no time passes on its own: tests advance the leader's monotonic clock, and give it an offset
+to Postgres's clock where something must become due.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from tests.integration.serving import Way, serving
 KEYS = Keys()
 ERROR = TaskError("ValueError", "no", "a traceback")
 ONE = b"\x01"
-"""The number 1, as a result."""
+"""The number 1, encoded as a result."""
 TTL = 5.0
 ID = time_ordered_id(5, bytes(10))
-"""Of a task that there is not."""
+"""The id of a task that does not exist."""
 
 
 class Clock:
-    """The leader's own clock; it stands still until it is turned."""
+    """The leader's monotonic clock; only tests advance it."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -54,7 +54,7 @@ class Clock:
 
 
 class Worker:
-    """A worker made of its streams alone."""
+    """A worker that consists of its Redis streams only."""
 
     def __init__(
         self,
@@ -125,17 +125,17 @@ class Worker:
             self._inbox._connection.disconnect()
 
     def die(self) -> None:
-        """Stop beating, as if its heartbeat had expired."""
+        """Stop sending heartbeats, and expire the last one."""
         self.alive = False
         self._redis.delete(KEYS.worker(self.name))
 
     def leave(self) -> None:
-        """End in good order, all at once."""
+        """Shut down gracefully."""
         self.alive = False
         self._streams.leave([self.name], [self.name])
 
     def join(self) -> tuple[str, list[str]]:
-        """Make sure that its queues can be read; return the generation and these."""
+        """Make the worker's queues readable; return the generation and the queues."""
         generation = self._streams.generation()
         assert generation is not None
         queues = [*self._queues, private_queue(self.name)]
@@ -143,7 +143,7 @@ class Worker:
         return generation, queues
 
     def take(self) -> list[Dispatch]:
-        """Receive what there is, and hold it."""
+        """Receive all messages of the worker's queues, and hold their tasks."""
         generation, queues = self.join()
         taken: list[Dispatch] = []
         for _, queue, entry, tasks in self._streams.take(generation, self.name, queues, 1_000, 0.001):
@@ -153,7 +153,7 @@ class Worker:
         return taken
 
     def report(self, *reports: Report, turns: Sequence[Activated] = ()) -> Receipt:
-        """Hand reports in, and drop the messages of which nothing is left."""
+        """Report outcomes, and acknowledge the messages whose tasks have all ended."""
         ended = {
             (report.id, report.attempt) for report in reports if not isinstance(report, (Started, Enqueued, Recalled))
         }
@@ -191,7 +191,7 @@ class Worker:
 
 
 class System:
-    """A leader, its services, and an application that enqueues."""
+    """A leader, its services, and an application that enqueues tasks."""
 
     def __init__(self, engine: Engine, redis: Redis, settings: Settings) -> None:
         self.engine = engine
@@ -222,7 +222,7 @@ class System:
     # -- the leader
 
     def stand_by(self, *, offset: float = 0.0) -> Scheduler:
-        """Return a scheduler that does not lead yet."""
+        """Return a standby scheduler."""
         streams = LeaderStreams(connect(self.settings.redis_url), self.keys)
         self._leaders.append(streams)
         return Scheduler(
@@ -230,7 +230,7 @@ class System:
         )
 
     def lead(self, *, offset: float = 0.0) -> Scheduler:
-        """Have a new scheduler take over, whose day is `offset` seconds ahead."""
+        """Let a new scheduler take over, whose clock is `offset` seconds ahead."""
         scheduler = self.stand_by(offset=offset)
         self.expire_lease()
         assert scheduler._leadership.acquire()
@@ -246,17 +246,17 @@ class System:
             self.scheduler.tick()
 
     def pass_seconds(self, times: int = 1, *, after: float = 1.0) -> None:
-        """Let a second pass, in which live workers beat, and tick."""
+        """For each of `times`: advance the clock, send heartbeats of live workers, and tick."""
         for _ in range(times):
             self.clock.now += after
             for worker in self.workers:
                 if worker.alive:
-                    with suppress(FULL):  # then a real worker, too, goes on without
+                    with suppress(FULL):  # as a real worker does when Redis is full
                         worker.beat()
             self.scheduler.tick()
 
     def tick_until(self, condition: Callable[[], object], *, after: float = 1.0) -> None:
-        """Look until something has come about; half a minute of the leader's time is enough for anything here."""
+        """Let time pass until a condition is true, at most 30 ticks."""
         for _ in range(30):
             if condition():
                 return
@@ -264,8 +264,10 @@ class System:
         raise AssertionError("not within 30 looks")
 
     def settle(self) -> None:
-        """Let the grace of a new leader pass."""
-        self.tick_until(lambda: not self.scheduler.term.fleet.in_grace, after=TTL / 2)  # as much as one look counts
+        """Let time pass until the grace period of a new leader is over."""
+        self.tick_until(
+            lambda: not self.scheduler.term.fleet.in_grace, after=TTL / 2
+        )  # the leader counts at most this much for one tick
 
     # -- workers
 
@@ -285,7 +287,7 @@ class System:
         return worker
 
     def dispatch(self, count: int = 1, **options: Any) -> list[Handle[Any]]:
-        """Enqueue tasks and have them dispatched."""
+        """Enqueue tasks and wait until they are dispatched."""
         task = self.job.options(**options)
         handles = [task.enqueue(number) for number in range(count)]
         self.pass_seconds()
@@ -300,13 +302,11 @@ class System:
             return list(result.mappings()) if result.returns_rows else []
 
     def row(self, handle: Handle[Any] | str | bytes) -> dict[str, Any]:
-        """Return a task's row, from whichever table it is in."""
+        """Return a task's row from `tasks` or `ended_tasks`."""
         identifier = UUID(bytes=handle) if isinstance(handle, bytes) else getattr(handle, "id", handle)
         for table in ("tasks", "ended_tasks"):
-            for found in self.sql(
-                f"SELECT * FROM orchestrator.{table} WHERE id = CAST(:id AS uuid)", id=str(identifier)
-            ):
-                return dict(found)
+            for row in self.sql(f"SELECT * FROM orchestrator.{table} WHERE id = CAST(:id AS uuid)", id=str(identifier)):
+                return dict(row)
         raise AssertionError(f"{identifier} is nowhere")
 
     def states(self, *handles: Handle[Any]) -> list[str]:
@@ -316,7 +316,7 @@ class System:
         return int(self.sql(f"SELECT count(*) AS count FROM orchestrator.{table}")[0]["count"])
 
     def make_old(self) -> None:
-        """Let everything in flight have been dispatched a minute ago."""
+        """Move the dispatch time of all tasks in flight one minute back."""
         self.sql("UPDATE orchestrator.tasks SET dispatched_at = dispatched_at - interval '1 minute'")
 
     @property
@@ -326,7 +326,7 @@ class System:
         return value.decode()
 
     def messages(self, queue: str = "default") -> list[tuple[bytes, int]]:
-        """Return the attempts whose messages stand in a queue's stream."""
+        """Return the attempts in a queue's stream."""
         entries: Any = self.redis.xrange(KEYS.queue(self.generation, queue))
         bodies = [OFF.body("", fields[b"d"]) for _, fields in entries]
         return [(task.id, task.attempt) for body in bodies for task in decode(list[Dispatch], body)]
@@ -345,16 +345,16 @@ def engine(database_url: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def system(engine: Engine, database_url: str, redis_url: str) -> Iterator[System]:
-    """Everything empty, and a leader in its first term."""
+    """A system with empty tables, an empty Redis, and a leader in its first term."""
     with fresh_system(engine, database_url, redis_url) as system:
         yield system
 
 
 @contextmanager
-def fresh_system(engine: Engine, database_url: str, redis_url: str, **given: Any) -> Iterator[System]:
-    """Everything empty, and a leader in its first term, with other settings than others have."""
+def fresh_system(engine: Engine, database_url: str, redis_url: str, **options: Any) -> Iterator[System]:
+    """Yield a system with empty tables, an empty Redis, a leader in its first term, and the given settings."""
     settings = Settings(
-        database_url=database_url, redis_url=redis_url, lease=60.0, safety_scan=0.01, worker_ttl=TTL, **given
+        database_url=database_url, redis_url=redis_url, lease=60.0, safety_scan=0.01, worker_ttl=TTL, **options
     )
     redis = connect(redis_url)
     redis.flushall()
@@ -369,13 +369,13 @@ def fresh_system(engine: Engine, database_url: str, redis_url: str, **given: Any
 
 @pytest.fixture(scope="module")
 def way() -> Way:
-    """How commands reach the servers, unless a module takes both ways."""
+    """How commands reach the servers, unless a module runs over both routes."""
     return "database"
 
 
 @pytest.fixture(scope="module")
 def addresses(way: Way, database_url: str, redis_url: str) -> Iterator[dict[str, str]]:
-    """What the environment of commands says."""
+    """The environment variables of commands."""
     if way == "database":
         yield {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": redis_url}
         return
@@ -385,7 +385,7 @@ def addresses(way: Way, database_url: str, redis_url: str) -> Iterator[dict[str,
 
 @pytest.fixture
 def in_empty_folder(addresses: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where commands run, on the servers of the tests."""
+    """An empty working directory, with the environment variables of commands."""
     monkeypatch.chdir(tmp_path)
     for name, value in addresses.items():
         monkeypatch.setenv(name, value)

@@ -29,7 +29,7 @@ from tests.emptying import empty
 from tests.integration.api_client import make_key
 from tests.integration.api_house import House, changes
 from tests.integration.visitor import Visitor
-from tests.integration.waiting_house import ASKS, code_that_asks, flow_that_asks
+from tests.integration.waiting_house import FLOW_WITH_APPROVAL, code_that_asks, flow_that_asks
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_what_waits_for_a_person_is_listed_the_oldest_first(house: House) -> Non
 
 def test_an_approval_shows_the_parameters_of_its_run_by_name(house: House) -> None:
     code_that_asks(house, "named")
-    flow_that_asks(house, "named", given=None)
+    flow_that_asks(house, "named", fields=None)
     with house.engine.connect() as connection:
         known = json.dumps([{"name": "text"}, {"name": "amount"}])
         connection.exec_driver_sql(
@@ -159,7 +159,7 @@ def test_a_promise_is_not_resolved_by_a_value_that_nobody_meant(house: House, va
 
 
 def test_a_promise_is_not_resolved_by_a_value_of_another_type(house: House) -> None:
-    run = code_that_asks(house, "mail", of=bool)
+    run = code_that_asks(house, "mail", value_type=bool)
     visitor = Visitor(house.app)
     visitor.get("/ui/approvals")
     before = changes(house)
@@ -173,7 +173,7 @@ def test_a_promise_is_not_resolved_by_a_value_of_another_type(house: House) -> N
     [(bool, '<option value="false">no'), (int, 'type="number" step="1"'), (str, 'name="as" value="text"')],
 )
 def test_a_promise_is_resolved_by_a_field_of_its_type(house: House, of: Any, field: str) -> None:
-    run = code_that_asks(house, "mail", of=of)
+    run = code_that_asks(house, "mail", value_type=of)
     for path in ("/ui/approvals", f"/ui/runs/{run}"):
         assert field in Visitor(house.app).get(path).text, path
 
@@ -349,7 +349,9 @@ def test_a_flow_is_drawn_with_its_versions(house: House) -> None:
 
 
 def test_a_flow_with_circles_is_drawn() -> None:
-    nodes: dict[str, Any] = {name: {"service": "s"} for name in "abc"} | {"d": {"kind": "subflow", "subflow": ASKS}}
+    nodes: dict[str, Any] = {name: {"service": "s"} for name in "abc"} | {
+        "d": {"kind": "subflow", "subflow": FLOW_WITH_APPROVAL}
+    }
     edges = [{"from": name, "action": to, "to": to} for name in "abcd" for to in "abcd"]
     flow = msgspec.convert({"start": "a", "nodes": nodes, "edges": edges}, Flow)
     (_, whole), (path, inner) = graphs(flow, {})

@@ -169,7 +169,7 @@ def test_one_list_shows_all_executions_of_a_job(google: FakeCloudRun, monkeypatc
 
 
 def test_a_busy_google_is_asked_again_when_it_wishes(google: FakeCloudRun) -> None:
-    google.troubles = [(503, {}), (429, {"Retry-After": "0"})]
+    google.failures = [(503, {}), (429, {"Retry-After": "0"})]
     assert run(execution("quick")) == Finished(None)
     assert google.requests[0] == google.requests[1] == google.requests[2]
 

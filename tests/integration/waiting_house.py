@@ -1,4 +1,4 @@
-"""Runs of a house that wait for a person: one of a flow at an approval, one of code at a promise."""
+"""Runs that wait for a person: one of a flow at an approval, one of a code workflow at a promise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.sdk.values.payload import encode_call
 from orchestrator.store.code.histories import event_rows
 from tests.integration.api_house import House
 
-ASKS = {
+FLOW_WITH_APPROVAL = {
     "start": "ask",
     "nodes": {
         "ask": {"kind": "approval", "description": "Is it within the budget?"},
@@ -33,16 +33,16 @@ ASKS = {
 }
 
 
-def flow_that_asks(house: House, name: str, at: str = "ask", given: Any = MappingProxyType({"amount": 1_100})) -> UUID:
-    """Have a run of the flow `NAME-asks` stand at a node, with one visit behind it."""
+def flow_that_asks(house: House, name: str, at: str = "ask", fields: Any = MappingProxyType({"amount": 1_100})) -> UUID:
+    """Create a run of the flow `NAME-asks` at the node `at`, after one completed node."""
     backend = Backend(house.settings)
     try:
-        backend.flows.publish(f"{name}-asks", reading.from_data(ASKS))
+        backend.flows.publish(f"{name}-asks", reading.from_data(FLOW_WITH_APPROVAL))
         run = backend.flows.start(f"{name}-asks", {"amount": 1_100}, new_id())
     finally:
         backend.close()
     frame = Frame(at, {"customer": f"customer of {name}"}, entered=time.time() - 600)
-    wait = Wait("signal", given and dict(given), key=at) if at == "ask" else Wait("timer", due=time.time() + 60)
+    wait = Wait("signal", fields and dict(fields), key=at) if at == "ask" else Wait("timer", due=time.time() + 60)
     state = timezones.encode(FlowState([frame], wait, steps=2, recorded=1).to_plain())
     with house.engine.connect() as connection:
         connection.exec_driver_sql(
@@ -58,8 +58,8 @@ def flow_that_asks(house: House, name: str, at: str = "ask", given: Any = Mappin
     return UUID(bytes=run)
 
 
-def code_that_asks(house: House, name: str, promises: int = 1, of: Any = Any) -> UUID:
-    """Have a run of the workflow `NAME-code` wait for promises of a type."""
+def code_that_asks(house: House, name: str, promises: int = 1, value_type: Any = Any) -> UUID:
+    """Create a run of the workflow `NAME-code` that waits for promises of a type."""
     run = UUID(bytes=new_id())
     with house.engine.connect() as connection:
         connection.exec_driver_sql(
@@ -73,16 +73,16 @@ def code_that_asks(house: House, name: str, promises: int = 1, of: Any = Any) ->
             "INSERT INTO orchestrator.histories (run_id, number, at, kind, data) VALUES (%s, %s, now(), %s, %s)",
             (run.hex, number, kind, data),
         )
-        for place in range(1, promises + 1):
-            promise = history.PromiseCreated(place, new_id(), f"approval {place}", schema_of(of))
+        for ordinal in range(1, promises + 1):
+            promise = history.PromiseCreated(ordinal, new_id(), f"approval {ordinal}", schema_of(value_type))
             connection.exec_driver_sql(
                 "INSERT INTO orchestrator.promises (run_id, id, name, ordinal) VALUES (%s, %s, %s, %s)",
-                (run.hex, UUID(bytes=promise.id).hex, promise.name, place),
+                (run.hex, UUID(bytes=promise.id).hex, promise.name, ordinal),
             )
             ((_, _, kind, data),) = event_rows(run.bytes, [promise])
             connection.exec_driver_sql(
                 "INSERT INTO orchestrator.histories (run_id, number, at, kind, data)"
                 " VALUES (%s, %s, now() - interval '1 hour' * %s, %s, %s)",
-                (run.hex, place + 1, place, kind, data),
+                (run.hex, ordinal + 1, ordinal, kind, data),
             )
     return run

@@ -1,4 +1,4 @@
-"""A program that a type checker reads: it refuses the lines that end in `# wrong`, and no other."""
+"""A program for type checkers: lines that end in `# wrong` must be refused, all others accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's program, as type checkers see it: every line that ends in `wrong` must be refused, and no other."""
+"""A user's program for type checkers: lines that end in `wrong` must be refused, all others accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks for Celery's own questions about tasks and canvas."""
+"""Tasks for the test cases of Celery's own test suite about tasks and canvases."""
 
 import os
 import time
@@ -45,7 +45,7 @@ def identity(x):
 
 @app.task
 def types_of(*values, annotated: Decimal | None = None):
-    """Name the types of arguments, and return them."""
+    """Return the names of the arguments' types, and the arguments."""
     return [[type(one).__name__ for one in (*values, annotated)], list(values)]
 
 
@@ -226,7 +226,7 @@ def waits_for_other():
 
 
 class ClassBased(Task):
-    """A task that is a class."""
+    """A class-based task."""
 
     name = "canvas_tasks.ClassBased"
 
@@ -244,7 +244,7 @@ class_based = app.register_task(ClassBased())
 
 
 class Hooked(Task):
-    """Notes its hooks."""
+    """A task class that records its hooks."""
 
     abstract = True
 
@@ -275,7 +275,7 @@ def hooked(self, how):
 
 @app.task(base=Hooked, time_limit=0.5)
 def hooked_limit(seconds):
-    """Run into the hard time limit: in Python, or in C for so many seconds."""
+    """Exceed the hard time limit: in C for so many seconds, then in Python."""
     time.sleep(seconds)
     while True:
         time.sleep(0.05)
@@ -326,7 +326,7 @@ def properties(self):
 
 
 class AutoRetry(Task):
-    """A class that is tried again."""
+    """A class-based task with autoretry."""
 
     name = "canvas_tasks.AutoRetry"
     autoretry_for = (ValueError,)

@@ -1,7 +1,7 @@
-"""Canvases of the shapes of Celery's own integration tests, and what Celery makes of them.
+"""Canvases in the shapes of Celery's own integration tests, with Celery's results.
 
-`SAME` are those of which they look at the result, `ONCE` those of which every task is to run once, and `FAILING` and
-`ERROR_CALLBACKS` those in which one fails. Groups in groups are one in Celery.
+Each test checks one property: `SAME` the result, `ONCE` that every task runs once, `FAILING` and `ERROR_CALLBACKS` what
+happens when a task fails. Celery flattens nested groups.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ SAME: dict[str, tuple[Callable[[], Part], Any]] = {
         [[42, 42]],
     ),
     "chord.generator": (lambda: chord((add.s(i, 0) for i in range(9)), total.s()), 36),
-    # what is sent to a worker and made there again
+    # signatures that are serialized and rebuilt by a worker
     "signature_serialization.rebuild_nested_chain_chain": (lambda: chain(chain(identity.s(42))), 42),
     "signature_serialization.rebuild_nested_chain_group": (lambda: chain(group(identity.s(42))), [42]),
     "signature_serialization.rebuild_nested_chain_chord": (lambda: chain(chord([identity.s(42)], total.s())), 42),

@@ -1,4 +1,4 @@
-"""Reports that are made by the clock."""
+"""A program with periodic tasks."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A program that is told of everything by signals, with headers, routes and control."""
+"""A program that uses signals, headers, routes and remote control."""
 
 import os
 import time

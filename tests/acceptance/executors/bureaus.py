@@ -1,4 +1,4 @@
-"""The remote side of the executor `bureau`, in a thread of the test."""
+"""The bureau, the remote service of the executor `bureau`, in a thread of the test process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.acceptance.executors.harness import BehindDoor, Services
 from tests.doors import Door
 
 PLUGIN = Path(__file__).parent / "bureau"
-sys.path.insert(0, str(PLUGIN))  # where its entry point is found, as that of an installed package would be
+sys.path.insert(0, str(PLUGIN))  # its entry point is found here, like that of an installed package
 
 
 class _Work:
@@ -27,7 +27,7 @@ class _Work:
 
 
 class BureauHarness(BehindDoor):
-    """A bureau that counts."""
+    """A bureau that counts executions."""
 
     name = "bureau"
 
@@ -36,11 +36,11 @@ class BureauHarness(BehindDoor):
         self.works: dict[str, _Work] = {}
         self.begun: list[str] = []
         self._let_go: dict[str, dict[str, Any]] = {}
-        """How work ends that is held no more, by the word that tells it."""
+        """Results of `hold` work that tests have let go, by the work's id."""
         self.expired: list[str] = []
         self.released: list[str] = []
         self.crash: dict[str, Any] = {}
-        """By verb, what is called when it is asked for, before it is done (`before …`), answered, or after that."""
+        """Callbacks by moment: before a verb (`before submit`), at a verb (`submit`), or after it (`after submit`)."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -76,51 +76,51 @@ class BureauHarness(BehindDoor):
         self._loop.close()
 
     def _end(self, id: str, end: dict[str, Any]) -> None:
-        async def tell() -> None:
+        async def set_end() -> None:
             for work in self.works.values():
                 if work.input.get("id") == id and work.end is None:
                     work.end = end
                     work.changed.set()
 
-        self._call(tell())
+        self._call(set_end())
 
     def _call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            asked = json.loads(await reader.readline())
-            verb, name = asked["verb"], asked["name"]
-            await self._strike(f"before {verb}")
+            request = json.loads(await reader.readline())
+            verb, name = request["verb"], request["name"]
+            await self._run_crash(f"before {verb}")
             work = self.works.get(name)
             if verb == "submit":
                 if work is None:
-                    work = self.works[name] = _Work(asked["input"])
+                    work = self.works[name] = _Work(request["input"])
                     self.begun.append(work.input.get("id", ""))
                     self._do(work)
-                await self._strike(verb)
-                await self._say(writer, {"number": list(self.works).index(name)})
-                await self._strike("after submit")
+                await self._run_crash(verb)
+                await self._send(writer, {"number": list(self.works).index(name)})
+                await self._run_crash("after submit")
             elif verb == "watch" and work is not None:
-                await self._tell(work, writer)
+                await self._stream(work, writer)
             elif verb == "cancel":
                 if work is not None and work.end is None:
                     work.end = {"error": "cancelled"}
                     work.changed.set()
-                await self._say(writer, {})
+                await self._send(writer, {})
             elif verb in ("expire", "release"):
                 (self.released if verb == "release" else self.expired).append(name)
-                await self._say(writer, {})
+                await self._send(writer, {})
             else:
-                await self._say(writer, {"gone": True})
+                await self._send(writer, {"gone": True})
         except (OSError, json.JSONDecodeError):
             pass
         finally:
             writer.close()
 
-    async def _strike(self, moment: str) -> None:
-        if (struck := self.crash.pop(moment, None)) is not None:
-            await asyncio.get_running_loop().run_in_executor(None, struck)
+    async def _run_crash(self, moment: str) -> None:
+        if (callback := self.crash.pop(moment, None)) is not None:
+            await asyncio.get_running_loop().run_in_executor(None, callback)
 
     def _do(self, work: _Work) -> None:
         do = work.input.get("do")
@@ -135,21 +135,21 @@ class BureauHarness(BehindDoor):
         elif do == "say":
             work.end = {"result": work.input["lines"]}
 
-    async def _tell(self, work: _Work, writer: asyncio.StreamWriter) -> None:
-        await self._strike("watch")
+    async def _stream(self, work: _Work, writer: asyncio.StreamWriter) -> None:
+        await self._run_crash("watch")
         if work.input.get("do") == "say":
             for number in range(work.input["lines"]):
-                await self._say(writer, {"log": f"line {number}"})
-            await self._say(writer, {"progress": [1, 2, "half"]})
+                await self._send(writer, {"log": f"line {number}"})
+            await self._send(writer, {"progress": [1, 2, "half"]})
         if work.input.get("do") == "garbage":
             writer.write(b"\x00\xff no JSON at all\n")
             await writer.drain()
             return
         if work.end is None:
             await work.changed.wait()
-        await self._strike("end")
-        await self._say(writer, work.end or {})
+        await self._run_crash("end")
+        await self._send(writer, work.end or {})
 
-    async def _say(self, writer: asyncio.StreamWriter, said: dict[str, Any]) -> None:
-        writer.write(json.dumps(said).encode() + b"\n")
+    async def _send(self, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+        writer.write(json.dumps(message).encode() + b"\n")
         await writer.drain()

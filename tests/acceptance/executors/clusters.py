@@ -1,4 +1,4 @@
-"""The remote sides of the executors `kubernetes` and `rq`."""
+"""The remote services of the executors `kubernetes` and `rq`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ HERE = Path(__file__).parent
 
 
 class Marking(BehindDoor):
-    """A remote side whose processes leave marks in a folder."""
+    """A remote service whose processes write marker files into a folder."""
 
-    soon = 15.0  # a process starts first
+    soon = 15.0  # a process must start first
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -49,14 +49,14 @@ TESTED_ALONE = frozenset(
         "test_time_runs_from_the_start_and_not_from_the_last_watcher",
     }
 )
-"""What the driver does alike for all, or tests/integration/test_executor_….py shows in a fraction of the time."""
+"""Tests of behavior that the driver shares, or that tests/integration/test_executor_….py covers in less time."""
 
 
 class KubernetesHarness(Marking):
-    """A server that speaks Kubernetes's protocol, and runs containers as processes."""
+    """A fake Kubernetes API server that runs containers as processes."""
 
     name = "kubernetes"
-    without = TESTED_ALONE | {"test_garbage_is_a_failure_and_stops_nobody"}  # a last line that is no JSON is text
+    without = TESTED_ALONE | {"test_garbage_is_a_failure_and_stops_nobody"}  # an invalid last line counts as text
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -83,7 +83,7 @@ class KubernetesHarness(Marking):
                 self.server.delete("jobs", space, name, {})
 
     def go_down(self) -> None:
-        """Have it refuse what it is asked."""
+        """Refuse all requests, and end all watches."""
         self.server.is_away = True
         self.server.cut_watches()
         self.door.open()
@@ -98,10 +98,10 @@ class KubernetesHarness(Marking):
 
 
 class RqHarness(Marking):
-    """Two workers of RQ. Ours reach its Redis through a door that can be shut."""
+    """Two RQ workers. Our workers reach their Redis through a proxy that can be shut."""
 
     name = "rq"
-    without = TESTED_ALONE | {"test_many_at_once_need_no_slots"}  # each worker of RQ does one job at a time
+    without = TESTED_ALONE | {"test_many_at_once_need_no_slots"}  # each RQ worker runs one job at a time
 
     def prepare(self, services: Services) -> None:
         path = services.settings.redis_url.removeprefix("unix://")
@@ -122,7 +122,7 @@ class RqHarness(Marking):
         redis = Redis.from_url(self._url)
         for key in redis.scan_iter("rq:job:task-*"):
             job = Job.fetch(key.decode().removeprefix("rq:job:"), connection=redis)
-            if job.args[2]["id"] == id:  # of what keeps its prints
+            if job.args[2]["id"] == id:  # the id is an argument of the function that captures output
                 job.delete()
         redis.close()
         os.kill(self.marks.pids(id)[-1], signal.SIGKILL)
@@ -132,10 +132,10 @@ class RqHarness(Marking):
             if worker.poll() is None:
                 os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
-        for mark in self.folder.glob("begun-*"):
-            for pid in self.marks.pids(mark.name.removeprefix("begun-")):
+        for marker in self.folder.glob("begun-*"):
+            for pid in self.marks.pids(marker.name.removeprefix("begun-")):
                 with suppress(psutil.NoSuchProcess):
                     process = psutil.Process(pid)
-                    if process.create_time() <= mark.stat().st_mtime:  # else the number is another's by now
+                    if process.create_time() <= marker.stat().st_mtime:  # otherwise the process id was reused
                         process.kill()
         self.door.shut()

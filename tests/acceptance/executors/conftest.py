@@ -1,4 +1,4 @@
-"""One remote side and one scheduler for each executor; tests that disturb nothing share a worker."""
+"""One remote service and one scheduler for each executor; tests that do not disturb each other share a worker."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ HARNESSES: list[type[Harness]] = [
     RayHarness,
     RqHarness,
 ]
-"""The executors that the suite is run over: add yours."""
+"""The executors that the suite runs over: add yours here."""
 
 
 @pytest.fixture(scope="module", params=HARNESSES, ids=lambda kind: kind.name)
 def harness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    """An executor and its remote side."""
+    """An executor and its remote service."""
     harness: Harness = request.param(tmp_path_factory.mktemp(request.param.name))
     try:
         yield harness
@@ -41,10 +41,10 @@ def harness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def house(
+def module_stage(
     harness: Harness, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stage]:
-    """A scheduler, and whoever works."""
+    """A scheduler with the executor's remote service, shared by the tests of a module."""
     folder = tmp_path_factory.mktemp("stack")
     with fresh_stack(database_url, redis_url, folder, **executor_stage.SETTINGS, **harness.settings()) as stack:
         harness.prepare(stack)
@@ -54,9 +54,9 @@ def house(
 
 
 @pytest.fixture
-def stage(request: pytest.FixtureRequest, house: Stage) -> Iterator[Stage]:
-    """The same for one test, whose own workers are stopped after it."""
-    if request.function.__name__ in house.harness.without:
-        pytest.skip(f"makes no sense for {house.harness.name}, or is shown by tests of its own")
-    yield house
-    house.leave()
+def stage(request: pytest.FixtureRequest, module_stage: Stage) -> Iterator[Stage]:
+    """The shared stage for one test; the test's own workers are stopped afterwards."""
+    if request.function.__name__ in module_stage.harness.without:
+        pytest.skip(f"makes no sense for {module_stage.harness.name}, or is shown by tests of its own")
+    yield module_stage
+    module_stage.leave()

@@ -1,4 +1,4 @@
-"""The work of the suite, as processes at the remote side do it; marks in a folder say how often it was begun."""
+"""The jobs of the suite as remote processes run them. Marker files in a folder record each start and end."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "DOING"
-"""The variable that names the folder."""
+"""The environment variable with the path of the folder."""
 
 
 def work(do: str, id: str, **more: Any) -> Any:
-    """Do what the input says."""
+    """Run a job: `do` names the behavior."""
     folder = Path(os.environ[FOLDER])
-    with (folder / f"begun-{id}").open("a", encoding="utf-8") as marks:
-        marks.write(f"{os.getpid()}\n")
+    with (folder / f"begun-{id}").open("a", encoding="utf-8") as file:
+        file.write(f"{os.getpid()}\n")
     try:
         return _do(folder, do, id, more)
     finally:
-        with (folder / f"over-{id}").open("a", encoding="utf-8") as marks:
-            marks.write(f"{os.getpid()}\n")
+        with (folder / f"over-{id}").open("a", encoding="utf-8") as file:
+            file.write(f"{os.getpid()}\n")
 
 
 def _do(folder: Path, do: str, id: str, more: dict[str, Any]) -> Any:
@@ -43,13 +43,13 @@ def _do(folder: Path, do: str, id: str, more: dict[str, Any]) -> Any:
 
 
 class Marks:
-    """What the folder says."""
+    """Reads the marker files of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def pids(self, id: str, mark: str = "begun") -> list[int]:
-        path = self.folder / f"{mark}-{id}"
+    def pids(self, id: str, marker: str = "begun") -> list[int]:
+        path = self.folder / f"{marker}-{id}"
         return [int(line) for line in path.read_text(encoding="utf-8").split()] if path.exists() else []
 
     def is_running(self, id: str) -> bool:

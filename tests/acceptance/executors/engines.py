@@ -1,4 +1,4 @@
-"""The remote sides of the executors `cloud_run`, `dask` and `ray`."""
+"""The remote services of the executors `cloud_run`, `dask` and `ray`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _REPOSITORY = HERE.parents[2]
 
 
 class CloudRunHarness(Marking):
-    """A server that speaks Google's protocol; the job's container is `orchestrator run-task`."""
+    """A fake Cloud Run API server; the job's container runs `orchestrator run-task`."""
 
     name = "cloud_run"
     without = TESTED_ALONE | {
-        "test_what_the_work_says_is_in_the_log_of_its_task",  # the log stays with Google
-        "test_a_large_result_arrives_and_one_that_is_too_large_fails_with_a_reason",  # the payload store takes it
+        "test_what_the_work_says_is_in_the_log_of_its_task",  # the log stays in Google Cloud
+        "test_a_large_result_arrives_and_one_that_is_too_large_fails_with_a_reason",  # no limit in the store
     }
 
     def __init__(self, folder: Path) -> None:
@@ -61,7 +61,7 @@ class CloudRunHarness(Marking):
 
 
 class RayHarness(Marking):
-    """A server that speaks the protocol of Ray's jobs, and runs them as processes."""
+    """A fake Ray Jobs API server that runs jobs as processes."""
 
     name = "ray"
     without = TESTED_ALONE
@@ -80,7 +80,7 @@ class RayHarness(Marking):
 
     def lose(self, id: str) -> None:
         for name, job in list(self.server.jobs.items()):
-            if id in job.said["runtime_env"]["env_vars"]["TASK_SPEC"] and job.process.poll() is None:
+            if id in job.submission["runtime_env"]["env_vars"]["TASK_SPEC"] and job.process.poll() is None:
                 self.server.lose(name)
 
     def close(self) -> None:
@@ -88,8 +88,8 @@ class RayHarness(Marking):
         self.server.stop()
 
 
-_PRESENT = "client.wait_for_workers(2, timeout=120)"
-_LOSE = """
+_WAIT_FOR_WORKERS = "client.wait_for_workers(2, timeout=120)"
+_CANCEL_RUNNING = """
 from orchestrator.plugins.executors.dask.on_cluster import STOP
 for name in client.list_datasets():
     future = client.get_dataset(name)
@@ -101,7 +101,7 @@ for name in client.list_datasets():
 
 
 class DaskHarness(Marking):
-    """A real cluster of two workers, with a thread for each task that the suite holds at once."""
+    """A Dask cluster of two workers, with enough threads for all jobs that the suite holds at once."""
 
     name = "dask"
     without = TESTED_ALONE
@@ -113,7 +113,7 @@ class DaskHarness(Marking):
         self.cluster = Cluster(folder, HERE, **{FOLDER: str(folder)})
         for _ in range(2):
             self.cluster.add_worker(threads=8)
-        self._tell(_PRESENT)
+        self._run_client(_WAIT_FOR_WORKERS)
         self.door = Door(urlsplit(self.cluster.address).port or 0)
 
     def prepare(self, services: Services) -> None:
@@ -123,18 +123,18 @@ class DaskHarness(Marking):
         return Dask(function="doing:work")
 
     def is_running(self, id: str) -> bool:
-        """Say whether a thread does it: the processes go on."""
+        """Return whether a job runs in a thread: Dask's worker processes outlive their jobs."""
         return len(self.marks.pids(id)) > len(self.marks.pids(id, "over"))
 
     def lose(self, id: str) -> None:  # noqa: ARG002
-        """Forget all that runs: there is nothing else."""
-        self._tell(_LOSE)
+        """Cancel all running jobs: the suite runs one at a time here."""
+        self._run_client(_CANCEL_RUNNING)
 
     def close(self) -> None:
         self.door.shut()
         self.cluster.stop()
 
-    def _tell(self, code: str) -> None:
-        """Have a client of the cluster do something, in a process of its own."""
+    def _run_client(self, code: str) -> None:
+        """Run code with a Dask client in a process of its own."""
         program = f"from distributed import Client\nclient = Client({self.cluster.address!r})\n{code}"
         subprocess.run([sys.executable, "-c", program], check=True, timeout=180, cwd=_REPOSITORY)

@@ -1,6 +1,6 @@
-"""What all harnesses of this folder share; `orchestrator/testing/executor_stage.py` says what one is.
+"""Base classes of the executor harnesses; `orchestrator/testing/executor_stage.py` explains what a harness is.
 
-To join: write a harness in a file here, and add it to `HARNESSES` in `conftest.py`.
+To add an executor, write a harness in a file here, and add it to `HARNESSES` in `conftest.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Harness = ExecutorHarness
 
 
 class BehindDoor(Harness):
-    """A remote side that workers reach through a door, which can be shut."""
+    """A remote service behind a TCP proxy that can be shut."""
 
     door: Door
 
@@ -31,14 +31,14 @@ class BehindDoor(Harness):
 
 
 class Stage(executor_stage.Stage):
-    """The stage of the suite, on the processes of acceptance tests."""
+    """The stage of the executor suite, on the processes of the acceptance tests."""
 
     def __init__(self, stack: Stack, harness: Harness) -> None:
         super().__init__(stack, harness)
         self.stack = stack
 
     def worker(self, *options: str) -> Process:
-        """Start a worker of this test's own, which is then the only one, but for others of its own."""
+        """Start a worker for one test. It replaces the shared worker; a test may start several."""
         process = super().worker(*options)
         assert isinstance(process, Process)
         return process

@@ -1,4 +1,4 @@
-"""A service over HTTP that counts, and recognises a request which it has seen: the remote side of `http`."""
+"""The remote side of the executor `http`: an HTTP service that counts jobs and deduplicates requests by id."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Work:
 
 
 class HttpHarness(BehindDoor):
-    """One process that offers a service, known to the registry."""
+    """A process with one registered service."""
 
     name = "http"
 
@@ -36,7 +36,7 @@ class HttpHarness(BehindDoor):
         self._works: dict[str, _Work] = {}
         self._begun: list[str] = []
         self._let_go: dict[str, dict[str, Any]] = {}
-        """How work ends that is held no more, by the word that tells it."""
+        """Results of `hold` jobs that tests have let go, by job id."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -47,8 +47,8 @@ class HttpHarness(BehindDoor):
         redis, keys = connect(services.settings.redis_url), Keys.of(services.settings)
         _, now = registry.find(redis, keys, "w")
         url = f"http://127.0.0.1:{self.door.port}"
-        for_long = now + 1_000  # its heartbeats are not what is tested here
-        registry.write(redis, keys, ServiceWorker(id="w", url=url, services=("work",), heard_at=for_long))
+        far_future = now + 1_000  # heartbeats are not tested here
+        registry.write(redis, keys, ServiceWorker(id="w", url=url, services=("work",), heard_at=far_future))
         redis.close()
 
     def options(self) -> ExecutorOptions:
@@ -63,22 +63,22 @@ class HttpHarness(BehindDoor):
     def let_go(self, id: str, value: Any = None) -> None:
         end = {"result": value, "error": ""}
 
-        async def tell() -> None:
+        async def set_end() -> None:
             self._let_go[id] = end
-            for _, work in self._held(id):
+            for _, work in self._running(id):
                 work.end = end
                 work.changed.set()
 
-        self._call(tell())
+        self._call(set_end())
 
     def lose(self, id: str) -> None:
-        async def tell() -> None:
-            for name, work in self._held(id):
+        async def set_end() -> None:
+            for name, work in self._running(id):
                 work.end, work.is_lost = {}, True
                 work.changed.set()
                 del self._works[name]
 
-        self._call(tell())
+        self._call(set_end())
 
     def close(self) -> None:
         self.door.shut()
@@ -89,13 +89,13 @@ class HttpHarness(BehindDoor):
         self._loop.close()
 
     async def _cancel_all(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        running_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in running_tasks:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*running_tasks, return_exceptions=True)
 
-    def _held(self, id: str) -> list[tuple[str, _Work]]:
-        return [(name, one) for name, one in self._works.items() if one.input.get("id") == id and one.end is None]
+    def _running(self, id: str) -> list[tuple[str, _Work]]:
+        return [(name, work) for name, work in self._works.items() if work.input.get("id") == id and work.end is None]
 
     def _call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
@@ -108,7 +108,7 @@ class HttpHarness(BehindDoor):
                 if (work := self._works.get(path.rsplit("/", 1)[1])) is not None and work.end is None:
                     work.end = {"result": None, "error": "cancelled"}
                     work.changed.set()
-                writer.write(_answer({}))
+                writer.write(_response({}))
             else:
                 size = next(int(line[15:]) for line in head.split("\r\n") if line.lower().startswith("content-length:"))
                 writer.write(await self._do(json.loads(await reader.readexactly(size))))
@@ -118,8 +118,8 @@ class HttpHarness(BehindDoor):
         finally:
             writer.close()
 
-    async def _do(self, asked: dict[str, Any]) -> bytes:
-        name, input = asked["request_id"], asked["input"]
+    async def _do(self, request: dict[str, Any]) -> bytes:
+        name, input = request["request_id"], request["input"]
         work = self._works.get(name)
         if work is None:
             work = self._works[name] = _Work(input)
@@ -132,7 +132,7 @@ class HttpHarness(BehindDoor):
             return b"\x00\xff no HTTP at all\r\n\r\n"
         if work.end is None:
             await work.changed.wait()
-        return b"" if work.is_lost else _answer(work.end or {})
+        return b"" if work.is_lost else _response(work.end or {})
 
 
 def _begin(work: _Work) -> None:
@@ -146,6 +146,6 @@ def _begin(work: _Work) -> None:
     work.end = ends.get(input["do"])
 
 
-def _answer(said: dict[str, Any]) -> bytes:
-    data = json.dumps(said).encode()
+def _response(document: dict[str, Any]) -> bytes:
+    data = json.dumps(document).encode()
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data)

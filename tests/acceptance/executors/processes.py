@@ -1,4 +1,4 @@
-"""The executor `process`: the remote side is a program, which leaves traces in a folder."""
+"""The executor `process`: its remote side is a program that writes marker files into a folder."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ elif do == "garbage":
 
 
 class ProcessHarness(Harness):
-    """Commands that this machine runs."""
+    """The executor `process`, with a program on this machine."""
 
     name = "process"
-    without = AWAY  # the machine itself
+    without = AWAY  # commands run on this machine, which cannot go away
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -67,7 +67,7 @@ class ProcessHarness(Harness):
         path.rename(self.folder / f"{id}.go")
 
     def lose(self, id: str) -> None:
-        os.killpg(os.getpgid(self._pids(id)[-1]), signal.SIGKILL)  # and with it the process that keeps it
+        os.killpg(os.getpgid(self._pids(id)[-1]), signal.SIGKILL)  # and the process that supervises it
 
     def _pids(self, id: str) -> list[int]:
         path = self.folder / f"{id}.starts"

@@ -1,4 +1,4 @@
-"""Somebody who asks for work over the HTTP API, and counts: the remote side of the executor `pull`."""
+"""The remote side of the executor `pull`: a client that polls the HTTP API for work, and counts jobs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class _Work:
 
 
 class PullHarness(Harness):
-    """A program that polls, in two threads, and works in one for each task."""
+    """A client with two polling threads and one thread per job."""
 
     name = "pull"
     without = AWAY
-    """Nobody is reached here: who is away does not ask."""
+    """Nothing connects to a pull client, so that it cannot be unreachable."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._works: list[_Work] = []
         self._let_go: dict[str, Any] = {}
-        """What work returns that is held no more, by the word that tells it."""
-        self._over = threading.Event()
+        """Results of `hold` jobs that tests have let go, by job id."""
+        self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def prepare(self, services: Services) -> None:
@@ -64,7 +64,7 @@ class PullHarness(Harness):
             work.ended.set()
 
     def close(self) -> None:
-        self._over.set()
+        self._closed.set()
         for work in self._works:
             work.ended.set()
         for thread in self._threads:
@@ -80,41 +80,41 @@ class PullHarness(Harness):
         thread.start()
 
     def _poll(self, name: str) -> None:
-        while not self._over.is_set():
-            wanted = {"worker_id": name, "services": ["work"], "wait": 1}
-            answer = self._ask("poll", wanted)
-            if answer is None:
-                self._over.wait(0.2)
-            elif answer.status_code == 200:
-                work = _Work(answer.json())
+        while not self._closed.is_set():
+            poll_body = {"worker_id": name, "services": ["work"], "wait": 1}
+            response = self._ask("poll", poll_body)
+            if response is None:
+                self._closed.wait(0.2)
+            elif response.status_code == 200:
+                work = _Work(response.json())
                 self._works.append(work)
                 self._begin(self._do, work)
 
     def _do(self, work: _Work) -> None:
         do, id = work.input["do"], work.work["queue_id"]
-        said: dict[str, Any] = {"result": work.input.get("value")}
+        outcome: dict[str, Any] = {"result": work.input.get("value")}
         if do == "hold":
             while work.input["id"] not in self._let_go and not work.ended.wait(0.3):
-                answer = self._ask("heartbeat", {"queue_id": id})
-                if answer is not None and answer.status_code != 200:
+                response = self._ask("heartbeat", {"queue_id": id})
+                if response is not None and response.status_code != 200:
                     break
-            said = {"result": self._let_go.get(work.input["id"])}
+            outcome = {"result": self._let_go.get(work.input["id"])}
         elif do == "fail":
-            said = {"error": {"kind": "Failure", "message": work.input["message"]}}
+            outcome = {"error": {"kind": "Failure", "message": work.input["message"]}}
         elif do == "say":
             lines = work.input["lines"]
-            said = {"result": lines, "logs": [f"line {number}" for number in range(lines)]}
+            outcome = {"result": lines, "logs": [f"line {number}" for number in range(lines)]}
         elif do == "large":
-            said = {"result": "x" * work.input["bytes"]}
+            outcome = {"result": "x" * work.input["bytes"]}
         elif do == "garbage":
-            said = {"result": "\0"}
+            outcome = {"result": "\0"}
         work.is_over = True
-        if not (work.is_lost or self._over.is_set()):
-            self._ask("complete", {"queue_id": id, **said})
+        if not (work.is_lost or self._closed.is_set()):
+            self._ask("complete", {"queue_id": id, **outcome})
 
-    def _ask(self, what: str, body: dict[str, Any]) -> httpx.Response | None:
-        """Return the answer of the API; None where it is not there, as it is when a test ends."""
+    def _ask(self, action: str, body: dict[str, Any]) -> httpx.Response | None:
+        """Send a request; return None if the API is unreachable, as at the end of a test."""
         try:
-            return self._http.post(f"/queue/{what}", json=body)
+            return self._http.post(f"/queue/{action}", json=body)
         except httpx.TransportError:
             return None

@@ -20,5 +20,5 @@ class TestConformance(ExecutorConformance):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def shared_stage(cls, house: Stage) -> Stage:
-        return house
+    def shared_stage(cls, module_stage: Stage) -> Stage:
+        return module_stage

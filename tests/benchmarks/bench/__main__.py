@@ -35,48 +35,48 @@ from tests.benchmarks.peers.contestants import ALL, OURS, Contestant
 
 
 def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
-    """Do all that was asked for."""
+    """Run the measurements that the options request."""
     sizes = Sizes(**{field.name: getattr(options, field.name) for field in fields(Sizes)})
     steps = options.rounds * (len(PASSES) * (1 + len(options.peers)) + 1) + len(options.peers)
     also = (options.steps, options.idle)
     bar = progress.add_task("", total=steps + sum(map(bool, also)))
     begun = False
 
-    def say(what: str) -> None:
+    def announce(step: str) -> None:
         nonlocal begun
-        progress.update(bar, description=what, advance=1 if begun else 0)
+        progress.update(bar, description=step, advance=1 if begun else 0)
         begun = True
 
     contestants, missing = [OURS], {}
     for name in options.peers:
-        say(f"{name}: environment")
+        announce(f"{name}: environment")
         try:
             contestants.append(with_environment(ALL[name]))
         except Failed as error:
             missing[name] = [{"failed": "could not be installed", "why": str(error)}]
     with started() as services:
-        rounds = run_rounds(contestants, services, sizes, options.rounds, say) | missing
-        folded = {name: medians(found) for name, found in rounds.items()}
+        rounds = run_rounds(contestants, services, sizes, options.rounds, announce) | missing
+        medians_by_name = {name: medians(found) for name, found in rounds.items()}
         report: dict[str, Any] = {
             "date": date.today().isoformat(),
             "machine": machine(services),
             "options": {**vars(options), "json": None},
-            "results": folded,
-            "ratios": {name: ratios(folded[OURS.name], folded[name]) for name in options.peers},
+            "results": medians_by_name,
+            "ratios": {name: ratios(medians_by_name[OURS.name], medians_by_name[name]) for name in options.peers},
             "rounds": rounds,
         }
         if options.steps:
-            say("workflows as code")
+            announce("workflows as code")
             report["steps"] = stepping(services)
         if options.idle:
-            say(f"idle for {options.idle:g} s")
+            announce(f"idle for {options.idle:g} s")
             report["idle"] = idle_cpu(services, options.idle)
         progress.update(bar, description="done", advance=1)
         return report
 
 
 def measure_growth(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
-    """Measure how costs grow, and nothing else."""
+    """Run only the growth measurements."""
     points = sum(len(AXES[axis].sizes) for axis in options.growth)
     bar = progress.add_task("", total=points)
     with started() as services:
@@ -84,20 +84,20 @@ def measure_growth(options: argparse.Namespace, progress: Progress) -> dict[str,
             "date": date.today().isoformat(),
             "machine": machine(services),
             "growth": grow(
-                services, options.growth, lambda what: progress.update(bar, description=what, advance=1), options.quick
+                services, options.growth, lambda step: progress.update(bar, description=step, advance=1), options.quick
             ),
         }
 
 
 def run_rounds(
-    contestants: Sequence[Contestant], services: Services, sizes: Sizes, rounds: int, say: Callable[[str], None]
+    contestants: Sequence[Contestant], services: Services, sizes: Sizes, rounds: int, announce: Callable[[str], None]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Let the contestants take turns, another one first in each round, so that noise hits all alike."""
+    """Let the contestants take turns in an order that rotates each round, so that noise affects all equally."""
     found: dict[str, list[dict[str, Any]]] = {contestant.name: [] for contestant in contestants}
     for number in range(rounds):
         first = number % len(contestants)
         for contestant in (*contestants[first:], *contestants[:first]):
-            say_turn = partial(_say_turn, say, f"round {number + 1}: {contestant.name}")
+            say_turn = partial(_announce_turn, announce, f"round {number + 1}: {contestant.name}")
             try:
                 found[contestant.name].append(run_round(contestant, services, sizes, say_turn))
             except Failed as error:
@@ -105,12 +105,12 @@ def run_rounds(
     return found
 
 
-def _say_turn(say: Callable[[str], None], turn: str, what: str) -> None:
-    say(f"{turn}: {what}")
+def _announce_turn(announce: Callable[[str], None], turn: str, step: str) -> None:
+    announce(f"{turn}: {step}")
 
 
 def machine(services: Services) -> dict[str, Any]:
-    """Return what the numbers depend on."""
+    """Return the properties of the machine that affect the figures."""
     return {
         "cores": os.cpu_count(),
         "processor": processor(),
@@ -121,7 +121,7 @@ def machine(services: Services) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Return the model of the processor, or its architecture where nothing tells the model."""
+    """Return the model of the processor, or its architecture if the model is unknown."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -130,9 +130,8 @@ def processor() -> str:
 
 
 def main() -> int:
-    """Measure, print, write."""
     options = parse(sys.argv[1:])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `finally`: all processes are stopped
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs every `finally`: all processes are stopped
     console = Console()
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
@@ -142,12 +141,12 @@ def main() -> int:
         print(f"Error: {error}", file=sys.stderr)
         return 1
     (show_growth if options.growth else show)(console, report)
-    is_whole = bool(options.growth) or "failed" not in report["results"][OURS.name]
-    if options.write and is_whole:
+    is_complete = bool(options.growth) or "failed" not in report["results"][OURS.name]
+    if options.write and is_complete:
         (growth_page if options.growth else page).write(report, REPOSITORY)
     options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     console.print(f"Every round is in {options.json}")
-    return 0 if is_whole else 1
+    return 0 if is_complete else 1
 
 
 if __name__ == "__main__":

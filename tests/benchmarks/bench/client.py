@@ -1,7 +1,7 @@
 """The client process: enqueues and measures, in the contestant's own environment.
 
-It reads one JSON request a line from standard input, and answers with one line. Everything is timed in here, with one
-clock, so that what the harness does costs nothing. Only the standard library, and the contestant's module.
+It reads one JSON request per line from standard input, and writes one response line. All timing happens here with one
+clock, so that the harness adds no cost. Uses only the standard library and the contestant's module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEADLINE = 600.0
 
 
 class Client:
-    """What the harness can ask for; each method is a request, and what it returns is the answer."""
+    """The requests of the harness: each method is a request, and its return value the response."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -34,8 +34,8 @@ class Client:
     def prepare(self) -> dict[str, str]:
         """Get ready to enqueue; return the versions.
 
-        What was imported is no concern of the collector any more: one look at all of it takes 40 to 60 ms, in which the
-        client stands still, and comes at some moment of the passes that the results kept so far decide.
+        Imported objects are excluded from garbage collection: a full collection takes 40 to 60 ms, and would stop
+        the client at an arbitrary moment of a pass.
         """
         self._queue.prepare()
         gc.collect()
@@ -43,26 +43,26 @@ class Client:
         return {package: importlib.metadata.version(package) for package in self._queue.packages}
 
     def wait_until_ready(self) -> None:
-        """Wait for everything but the workers."""
+        """Wait until all processes except the workers are ready."""
         _poll(self._queue.ready)
 
     def enqueue_bulk(self, count: int) -> float:
-        """Return the seconds that a bulk enqueue took."""
+        """Return the duration of a bulk enqueue in seconds."""
         return _timed(lambda: self._queue.enqueue_bulk(count))
 
     def enqueue_singly(self, count: int) -> float:
-        """Return the seconds that enqueueing one by one took."""
+        """Return the duration of single enqueues in seconds."""
         return _timed(lambda: self._queue.enqueue_singly(count))
 
     def run_steps(self, runs: int, steps: int) -> float:
-        """Return the seconds that workflows as code took, so many at once, with so many steps each."""
+        """Return the duration of concurrent code workflows with so many steps each, in seconds."""
         return _timed(lambda: cast(Any, self._queue).run_steps(steps, runs))
 
     def compose(self, kind: str, count: int, times: int, patience: float) -> float | None:
-        """Return the seconds of a composition of so many tasks, the median of all but the first, which warms up.
+        """Return the median duration in seconds of a composition of so many tasks, without the first, which warms up.
 
-        Slow ones run less often: no more begin once they took so many seconds together. Return None if the queue has no
-        such composition.
+        Slow compositions run less often: none starts after `patience` seconds in total. Return None if the queue has
+        no such composition.
         """
         run = getattr(self._queue, f"run_{kind}", None)
         if run is None:
@@ -74,9 +74,9 @@ class Client:
         return median(taken[1:] or taken)
 
     def drain(self, total: int) -> tuple[int, float]:
-        """Watch workers come up and clear a backlog: return tasks and seconds from the first visible end to the last.
+        """Watch workers start and clear a backlog; return the tasks and seconds from the first visible end to the last.
 
-        So the start of the processes is left out, for all contestants alike.
+        The start of the processes is thus excluded, for all contestants alike.
         """
         first = _poll(self._queue.ended)
         began = time.perf_counter()
@@ -87,7 +87,7 @@ class Client:
         return total - first, elapsed
 
     def run_through(self, count: int, total: int) -> float:
-        """Enqueue in bulk while workers run: return the seconds from the start of that call to the last end."""
+        """Enqueue in bulk while workers run; return the seconds from the start of the call to the last end."""
         began = time.perf_counter()
         self._queue.enqueue_bulk(count)
         self._queue.wait_for_last()
@@ -97,25 +97,25 @@ class Client:
         return elapsed
 
     def idle_latencies(self, count: int, patience: float = DEADLINE) -> list[float]:
-        """Return the seconds from enqueue to result of tasks that have the system for themselves.
+        """Return the seconds from enqueue to result of single tasks on an idle system.
 
-        After five that warm up, these are so many, or as many as fit into the time, but not fewer than 20.
+        After five warm-up tasks, measure `count` tasks, or as many as fit into the time, but at least 20.
         """
         for _ in range(5):
             self._queue.round_trip()
         latencies: list[float] = []
         deadline = time.perf_counter() + patience
         while len(latencies) < count and (len(latencies) < 20 or time.perf_counter() < deadline):
-            time.sleep(random.uniform(0.002, 0.006))  # never in step with anything that ticks
+            time.sleep(random.uniform(0.002, 0.006))  # never in phase with periodic work
             latencies.append(_timed(self._queue.round_trip))
         return latencies
 
     def load_latencies(self, rate: float, seconds: float) -> list[float]:
-        """Return the seconds from when each task was due to its result, at a steady rate."""
+        """Return the seconds from each task's due time to its result, at a steady rate."""
         return self._queue.latencies_at(rate, seconds)
 
     def check(self, total: int) -> None:
-        """Check that each of `total` tasks ended once with success, and ran once."""
+        """Check that each of `total` tasks ran once and succeeded."""
         self._queue.check(total)
         expect("executions", effects(), total)
 
@@ -127,28 +127,28 @@ def _timed(function: Callable[[], object]) -> float:
 
 
 def _poll(function: Callable[[], int]) -> int:
-    """Ask until the answer is not 0; rest ten times as long as the asking took, or 10 ms."""
+    """Poll until the result is not 0; sleep ten times as long as a poll took, at least 10 ms."""
     deadline = time.perf_counter() + DEADLINE
     while time.perf_counter() < deadline:
         began = time.perf_counter()
-        if answer := function():
-            return answer
+        if response := function():
+            return response
         time.sleep(max(0.01, 10 * (time.perf_counter() - began)))
     raise TimeoutError(f"nothing came of it in {DEADLINE:g} s")
 
 
 def main(module: str) -> None:
-    """Answer requests until standard input closes."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints must not land among the answers
+    """Handle requests until standard input closes."""
+    responses = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # output of libraries must not appear among the responses
     client = Client(importlib.import_module(module).queue)
     for line in sys.stdin:
         name, arguments = json.loads(line)
         try:
-            answer = {"value": getattr(client, name)(*arguments)}
+            response = {"value": getattr(client, name)(*arguments)}
         except Exception:  # noqa: BLE001
-            answer = {"error": traceback.format_exc()}
-        print(json.dumps(answer), file=answers, flush=True)
+            response = {"error": traceback.format_exc()}
+        print(json.dumps(response), file=responses, flush=True)
 
 
 if __name__ == "__main__":

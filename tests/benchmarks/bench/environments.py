@@ -1,4 +1,4 @@
-"""A virtual environment for each peer, in the repository's `.venv-bench/`. Remove that folder for newer releases."""
+"""A virtual environment for each peer in `.venv-bench/`. Remove that folder to get newer releases."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ FOLDER = REPOSITORY / ".venv-bench"
 
 
 def with_environment(contestant: Contestant) -> Contestant:
-    """Return the contestant with an interpreter that has what it requires; make it if it is not there yet."""
+    """Return the contestant with an interpreter that has its requirements, created if missing."""
     if not contestant.requirements:
         return contestant
     folder = FOLDER / contestant.name
     python = folder / "bin" / "python"
     stamp = folder / "installed"
-    wanted = "\n".join((str(folder), *contestant.requirements))
-    if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
+    requirements = "\n".join((str(folder), *contestant.requirements))
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != requirements:
         _run([sys.executable, "-m", "venv", "--clear", str(folder)])
         _run([str(python), "-m", "pip", "install", "--disable-pip-version-check", *contestant.requirements])
-        stamp.write_text(wanted, encoding="utf-8")
+        stamp.write_text(requirements, encoding="utf-8")
     return contestant.installed_in(python)
 
 
 def _run(command: Sequence[str | Path]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise Failed(f"Making a peer's environment failed.\n{done.stderr[-3000:]}")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise Failed(f"Making a peer's environment failed.\n{result.stderr[-3000:]}")

@@ -1,4 +1,4 @@
-"""What a scheduler and a worker cost while there is nothing to do."""
+"""The CPU usage of an idle scheduler and worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.benchmarks.peers.contestants import OURS
 
 
 def idle_cpu(services: Services, seconds: float) -> dict[str, float]:
-    """Return the CPU of each process over so many idle seconds, in per cent of one core; `together` is ours alone."""
+    """Return each process's CPU usage over so many idle seconds, in percent of a core; `together` is our processes."""
     with running(*services.fresh()) as programs:
         client = RemoteClient(programs, OURS)
         client.ask("prepare")
@@ -22,7 +22,7 @@ def idle_cpu(services: Services, seconds: float) -> dict[str, float]:
         fixed += [programs.start("worker", command) for command in OURS.commands()]
         client.ask("wait_until_ready")
         client.ask("idle_latencies", 10)
-        time.sleep(5.0)  # let go of what the start and the first tasks have left to do
+        time.sleep(5.0)  # finish the work left by the start and the first tasks
         ours = {name: process for program in fixed for name, process in program.processes().items()}
         before = {**cpu_seconds(ours), **_servers(services)}
         began = time.monotonic()
@@ -34,7 +34,7 @@ def idle_cpu(services: Services, seconds: float) -> dict[str, float]:
 
 
 def _servers(services: Services) -> dict[str, float]:
-    """Return the CPU seconds of both servers. Processes of Postgres come and go: those that went count too."""
+    """Return the CPU seconds of both servers, including ended Postgres processes."""
     postgres = psutil.Process(services.embedded.postgres.pid)
     seconds = sum(postgres.cpu_times()[:4])
     for child in postgres.children():

@@ -15,7 +15,6 @@ QUICK = {"tasks": 2_000, "singles": 300, "probes": 60, "seconds": 2.0, "rounds":
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench", description="Measure speed and memory; docs/performance.md explains."
     )

@@ -1,4 +1,4 @@
-"""Other processes: start them, stop them, and see what they use."""
+"""Other processes: start, stop, and measure them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import psutil
 
 
 class Failed(Exception):
-    """A pass that cannot be counted."""
+    """A pass failed and cannot be counted."""
 
 
 class Program:
-    """One command, with its children."""
+    """A command with its child processes."""
 
     def __init__(self, name: str, command: Sequence[str | Path], folder: Path, environ: Mapping[str, str], piped: bool):
         self.name = name
@@ -31,15 +31,15 @@ class Program:
                 stdin=pipe or subprocess.DEVNULL,
                 stdout=pipe or log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C reaches the harness alone, which then stops the rest in order
+                start_new_session=True,  # Ctrl-C reaches only the harness, which then stops all programs in order
             )
 
-    def said(self) -> str:
-        """Return the end of what it wrote."""
+    def output(self) -> str:
+        """Return the end of the program's output."""
         return self._log.read_text(encoding="utf-8", errors="replace")[-3000:]
 
     def stop(self) -> None:
-        """Ask it to end; kill it and its children if it does not."""
+        """Terminate the program; kill it and its children if it does not end."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         self.process.send_signal(signal.SIGTERM)
@@ -53,7 +53,7 @@ class Program:
             self.process.stdout.close()
 
     def processes(self) -> dict[str, psutil.Process]:
-        """Return it and its children by name."""
+        """Return the process and its children by name."""
         parent = psutil.Process(self.process.pid)
         children = parent.children(recursive=True)
         if not children:
@@ -63,7 +63,7 @@ class Program:
 
 
 class Programs:
-    """The commands of one round."""
+    """The programs of one round."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         self._folder = folder
@@ -71,47 +71,44 @@ class Programs:
         self._running: list[Program] = []
 
     def start(self, name: str, command: Sequence[str | Path], *, piped: bool = False) -> Program:
-        """Start one more."""
         program = Program(name, command, self._folder, self._environ, piped)
         self._running.append(program)
         return program
 
     def stop(self, program: Program) -> None:
-        """Stop one."""
         self._running.remove(program)
         program.stop()
 
     def stop_all(self) -> None:
-        """Stop all, the last one first."""
         while self._running:
             self._running.pop().stop()
 
     def expect_alive(self) -> None:
-        """Raise if one has ended by itself."""
+        """Raise `Failed` if a program has ended."""
         for program in self._running:
             if program.process.poll() is not None:
                 raise Failed(f"The {program.name} ended with code {program.process.returncode}.")
 
-    def said(self) -> str:
-        """Return what the running ones wrote last."""
-        return "\n".join(f"--- {program.name}\n{program.said()}" for program in self._running)
+    def output(self) -> str:
+        """Return the last output of the running programs."""
+        return "\n".join(f"--- {program.name}\n{program.output()}" for program in self._running)
 
 
 @contextmanager
 def running(folder: Path, environ: Mapping[str, str]) -> Iterator[Programs]:
-    """Stop whatever was started, however the block ends; a failure tells what the programs said."""
+    """Yield a `Programs`; stop all programs at the end of the block, and add their output to a failure."""
     folder.mkdir(parents=True)
     programs = Programs(folder, environ)
     try:
         yield programs
     except Failed as error:
-        raise Failed(f"{error}\n{programs.said()}") from error
+        raise Failed(f"{error}\n{programs.output()}") from error
     finally:
         programs.stop_all()
 
 
 def memory(*programs: Program) -> dict[str, float]:
-    """Return the megabytes (10⁶ bytes) of each process: its own, and its share of what it shares (PSS)."""
+    """Return the memory of each process in megabytes (10⁶ bytes), with its share of shared pages (PSS)."""
     return {
         name: process.memory_full_info().pss / 1e6
         for program in programs
@@ -120,5 +117,5 @@ def memory(*programs: Program) -> dict[str, float]:
 
 
 def cpu_seconds(processes: Mapping[str, psutil.Process]) -> dict[str, float]:
-    """Return the CPU time that each process has used so far."""
+    """Return the CPU time used by each process so far."""
     return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}

@@ -1,4 +1,4 @@
-"""Waiting for a quiet moment: other work on the machine would be measured too."""
+"""Waits for a quiet machine, because other work would be measured too."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 import psutil
 
 QUIET = 10.0
-"""Per cent of all cores that others may use."""
+"""Allowed CPU usage of other processes, in percent of all cores."""
 
 
 def wait_for_quiet(patience: float) -> float:
-    """Wait for two quiet seconds, but not longer than that; return the share of the CPU that others still use."""
+    """Wait for two quiet seconds, at most `patience` seconds; return the CPU usage of other processes."""
     deadline = time.monotonic() + patience
     busy = float(psutil.cpu_percent(interval=2.0))
     while busy > QUIET and time.monotonic() < deadline:

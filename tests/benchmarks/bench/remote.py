@@ -1,4 +1,4 @@
-"""The harness's end of a client process."""
+"""The harness's connection to a client process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.benchmarks.peers.contestants import Contestant
 
 
 class RemoteClient:
-    """Sends requests to a client process. Its methods are those of `client.Client`."""
+    """Sends requests to a client process; their names are the methods of `client.Client`."""
 
     def __init__(self, programs: Programs, contestant: Contestant) -> None:
         command = ["-P", "-m", "tests.benchmarks.bench.client", contestant.module]
@@ -19,19 +19,19 @@ class RemoteClient:
         self._program: Program = programs.start("client", [contestant.python, *command], piped=True)
 
     def ask(self, name: str, *arguments: object) -> Any:
-        """Make a request and return the answer."""
+        """Send a request, and return the response."""
         self.send(name, *arguments)
         return self.receive()
 
     def send(self, name: str, *arguments: object) -> None:
-        """Make a request; the answer can wait."""
+        """Send a request without waiting for the response."""
         pipe = self._program.process.stdin
         assert pipe is not None
         pipe.write(json.dumps([name, arguments]).encode() + b"\n")
         pipe.flush()
 
     def receive(self) -> Any:
-        """Return the answer to the last request."""
+        """Return the response to the last request."""
         pipe = self._program.process.stdout
         assert pipe is not None
         while not select.select([pipe], [], [], 1.0)[0]:
@@ -39,7 +39,7 @@ class RemoteClient:
         line = pipe.readline()
         if not line:
             raise Failed("The client process ended.")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise Failed(answer["error"])
-        return answer["value"]
+        response = json.loads(line)
+        if "error" in response:
+            raise Failed(response["error"])
+        return response["value"]

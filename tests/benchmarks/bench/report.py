@@ -1,4 +1,4 @@
-"""Medians over the rounds, ratios to the peers, and the tables."""
+"""Medians over the rounds, ratios to the peers, and tables."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MEASURES = {
     "fibonacci": "40 × fibonacci(10) in sequence, s",
     "busy": "others' CPU before, %",
 }
-"""Each measure's title, in the order of the table."""
+"""Titles of the measures, in the order of the table."""
 
 
 def medians(rounds: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Fold one contestant's rounds into one; a failure stands for all."""
+    """Return the medians of a contestant's rounds; a failed round makes the whole result failed."""
     rounds = list(rounds)
     if failed := [found for found in rounds if "failed" in found]:
         return dict(failed[0])
@@ -45,12 +45,11 @@ def medians(rounds: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def ratios(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, float]:
-    """Return ours ÷ theirs for what both have."""
+    """Return ours ÷ theirs for each measure that both have."""
     return {name: ours[name] / theirs[name] for name in MEASURES if name != "busy" and name in ours and name in theirs}
 
 
 def show(console: Console, report: Mapping[str, Any]) -> None:
-    """Print everything that was measured."""
     results = {name: found for name, found in report["results"].items() if "failed" not in found}
     options = report["options"]
     title = f"Medians of {options['rounds']} rounds, {options['tasks']:,} tasks, {report['machine']['cores']} cores"
@@ -77,7 +76,7 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
 
 
 def show_growth(console: Console, report: Mapping[str, Any]) -> None:
-    """Print what a unit of work costs at each size."""
+    """Print the costs of a unit of work at each size."""
     for axis, points in report["growth"].items():
         names = sorted({name for costs in points.values() for name in costs})
         rows = [[f"{size:,}", *(_number(costs.get(name)) for name in names)] for size, costs in points.items()]

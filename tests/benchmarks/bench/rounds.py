@@ -14,20 +14,20 @@ from tests.benchmarks.bench.remote import RemoteClient
 from tests.benchmarks.bench.services import Services
 from tests.benchmarks.peers.contestants import Contestant
 
-Say = Callable[[str], None]
-"""Called before each pass with its name."""
+Announce = Callable[[str], None]
+"""Called with the name of each pass before it starts."""
 
 PASSES = (
     *("wait for quiet", "start", "backlog", "running", "idle latency", "load latency", "memory"),
     *("compositions", "enqueue"),
 )
 COMPOSITIONS = {"chain": 100, "chord": 1_000, "steps": 100, "fibonacci": 40}
-"""How many tasks each has; a contestant runs those that it knows."""
+"""Number of tasks of each composition; a contestant runs the compositions that it supports."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much of everything."""
+    """The sizes of the passes."""
 
     tasks: int = 20_000
     singles: int = 2_000
@@ -35,17 +35,17 @@ class Sizes:
     rate: float = 300.0
     seconds: float = 4.0
     budget: float = 2.5
-    """Seconds for the idle latency, and for each composition: slow contestants do less of it."""
+    """Seconds for the idle latency and for each composition, at most; slow contestants run fewer."""
     patience: float = 60.0
-    """How long to wait for a quiet machine before a contestant's turn."""
+    """Seconds to wait for a quiet machine before a contestant's turn, at most."""
 
 
-def run_round(contestant: Contestant, services: Services, sizes: Sizes, say: Say) -> dict[str, Any]:
-    """Take one contestant through all its passes, on empty services; return what was measured."""
+def run_round(contestant: Contestant, services: Services, sizes: Sizes, announce: Announce) -> dict[str, Any]:
+    """Run all passes of a contestant on empty services; return the measurements."""
     began = time.monotonic()
-    say("wait for quiet")
+    announce("wait for quiet")
     busy = wait_for_quiet(sizes.patience)
-    say("start")
+    announce("start")
     with running(*services.fresh()) as programs:
         client = RemoteClient(programs, contestant)
         found: dict[str, Any] = {"busy": busy, "versions": client.ask("prepare")}
@@ -55,22 +55,22 @@ def run_round(contestant: Contestant, services: Services, sizes: Sizes, say: Say
         client.ask("wait_until_ready")
 
         tasks = int(sizes.tasks * contestant.share)
-        rates, workers = throughput(contestant, programs, client, tasks, say)
+        rates, workers = throughput(contestant, programs, client, tasks, announce)
         found |= rates
 
-        say("idle latency")
+        announce("idle latency")
         time.sleep(1.0)
         idle = client.ask("idle_latencies", sizes.probes, sizes.budget)
         found |= _percentiles("idle", idle)
-        say("load latency")
+        announce("load latency")
         loaded = client.ask("load_latencies", sizes.rate, sizes.seconds)
-        found |= _percentiles("load", loaded[len(loaded) // 10 :])  # the first ones open connections
+        found |= _percentiles("load", loaded[len(loaded) // 10 :])  # the first tasks open connections
         client.ask("check", 2 * tasks + 5 + len(idle) + len(loaded))
 
-        say("memory")
+        announce("memory")
         found["memory"] = memory(*fixed, *workers)
 
-        say("compositions")
+        announce("compositions")
         for kind, count in COMPOSITIONS.items():
             if (seconds := client.ask("compose", kind, count, 5, sizes.budget)) is not None:
                 found[kind] = seconds
@@ -78,17 +78,17 @@ def run_round(contestant: Contestant, services: Services, sizes: Sizes, say: Say
         for worker in workers:
             programs.stop(worker)
 
-        say("enqueue")
+        announce("enqueue")
         singles = int(sizes.singles * max(contestant.share, 0.25))
         found["single_rate"] = singles / client.ask("enqueue_singly", singles)
         return {**found, "took": time.monotonic() - began}
 
 
 def throughput(
-    contestant: Contestant, programs: Programs, client: RemoteClient, tasks: int, say: Say
+    contestant: Contestant, programs: Programs, client: RemoteClient, tasks: int, announce: Announce
 ) -> tuple[dict[str, float], list[Program]]:
-    """Measure a backlog and running workers, with so many tasks each; return the rates and the workers."""
-    say("backlog")
+    """Measure a backlog and running workers with so many tasks each; return the rates and the workers."""
+    announce("backlog")
     found = {"bulk_rate": tasks / client.ask("enqueue_bulk", tasks)}
     client.send("drain", tasks)
     commands = contestant.commands()
@@ -96,7 +96,7 @@ def throughput(
     workers = [programs.start(name, command) for name, command in zip(names, commands, strict=True)]
     counted, seconds = client.receive()
     found["backlog_rate"] = counted / seconds
-    say("running")
+    announce("running")
     found["running_rate"] = tasks / client.ask("run_through", tasks, 2 * tasks)
     return found, workers
 

@@ -1,4 +1,4 @@
-"""Postgres and Redis with default durability in a temporary folder, and an empty state for every pass."""
+"""Postgres and Redis with default durability in a temporary folder, and an empty database for every pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 class Services:
-    """Both servers, and a folder to work in."""
+    """Both servers, and a working folder."""
 
     def __init__(self, folder: Path, embedded: EmbeddedServices) -> None:
         self.embedded = embedded
@@ -28,7 +28,7 @@ class Services:
         self._numbers = count(1)
 
     def fresh(self, template: str | None = None) -> tuple[Path, dict[str, str]]:
-        """Return a new folder, and the environment that leads to an empty Redis and an empty or copied database."""
+        """Return a new folder, and an environment with an empty Redis and an empty or copied database."""
         name = f"pass_{next(self._numbers)}"
         if template is not None:
             self._command(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
@@ -46,7 +46,7 @@ class Services:
         return self._folder / name, {**kept, **urls, "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": ""}
 
     def drop(self, environ: Mapping[str, str]) -> None:
-        """Drop the database to which an environment leads."""
+        """Drop the database of an environment."""
         self._command(f"DROP DATABASE {make_url(environ['BENCH_DATABASE_URL']).database} WITH (FORCE)")
 
     def _command(self, statement: str) -> None:
@@ -57,7 +57,6 @@ class Services:
         connection.close()
 
     def versions(self) -> dict[str, str]:
-        """Return the servers' versions."""
         connection = psycopg2.connect(self.embedded.postgres.url)
         version = str(connection.get_parameter_status("server_version"))
         connection.close()
@@ -67,7 +66,7 @@ class Services:
 
 @contextmanager
 def started() -> Iterator[Services]:
-    """Start both, and remove everything afterwards."""
+    """Start both servers within the block, and remove all files afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="orchestrator-bench-"))
     folder.chmod(0o755)  # Postgres may have to run as another user
     try:

@@ -1,4 +1,4 @@
-"""Workflows as code: how long one step after another takes, in short runs and long ones, and many runs at once."""
+"""Durations of code workflows: sequential steps in short and long runs, and many concurrent runs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.benchmarks.bench.services import Services
 from tests.benchmarks.peers.contestants import OURS
 
 LENGTHS = {10: 5, 100: 5, 1_000: 1, 2_000: 1}
-"""Steps in sequence, and how many such runs are measured."""
-CROWD = (1_000, 10)
-"""Runs at once, and the steps of each."""
+"""Steps in sequence, and the number of such runs measured."""
+CONCURRENT = (1_000, 10)
+"""Number of concurrent runs, and their steps."""
 
 
 def stepping(services: Services) -> dict[str, float]:
-    """Return seconds for a hundred steps, milliseconds per step by the length of the run, and what a crowd takes."""
+    """Return the durations: 100 sequential steps, milliseconds per step by run length, and the concurrent runs."""
     with running(*services.fresh()) as programs:
         client = RemoteClient(programs, OURS)
         client.ask("prepare")
@@ -24,15 +24,15 @@ def stepping(services: Services) -> dict[str, float]:
         client.ask("wait_until_ready")
         for command in OURS.commands():
             programs.start("worker", command)
-        client.ask("run_steps", 1, 100)  # the first run waits for the workers, and has everything planned
+        client.ask("run_steps", 1, 100)  # the first run waits for the workers, and prepares statements and plans
         found = {
             steps: [float(client.ask("run_steps", 1, steps)) for _ in range(times)] for steps, times in LENGTHS.items()
         }
-        crowd = float(client.ask("run_steps", *CROWD))
+        concurrent = float(client.ask("run_steps", *CONCURRENT))
     report = {
         "100 steps in sequence, s": median(found[100]),
         "the fastest of five, s": min(found[100]),
         "the slowest of five, s": max(found[100]),
     }
     report |= {f"per step, of {steps:,}, ms": 1000 * median(times) / steps for steps, times in found.items()}
-    return report | {f"{CROWD[0]:,} runs of {CROWD[1]} steps at once, s": crowd}
+    return report | {f"{CONCURRENT[0]:,} runs of {CONCURRENT[1]} steps at once, s": concurrent}

@@ -1,8 +1,8 @@
-"""How costs grow with what there is: `scripts/bench --growth`. Costs are CPU time, counts and bytes, not wall time.
+"""How costs grow with the amount of data: `scripts/bench --growth`. Costs are CPU time, counts and bytes, no wall time.
 
-axes    one function for each axis: puts a system into a state of some size, and has it do a fixed piece of work
-stand   the system: scheduler, worker, and what both and the servers have used so far
-fleet   a process that is many workers: real heartbeats and consumers, no bodies
+axes    one function per axis: fills a system to a size, and has it perform a fixed amount of work
+stand   the system under test: scheduler, worker, and what they and the servers have used so far
+fleet   a process that simulates many workers: real heartbeats and consumers, no task code
 tasks   the functions and workflows
 point   the process that measures one point
 page    the chart, and the file with all figures

@@ -1,4 +1,4 @@
-"""The axes: what there is so much of, the work that is measured, and of what it is counted."""
+"""The axes of the growth benchmark: what grows, the work that is measured, and its unit."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from orchestrator.domain.schedules.schedule import Schedule
 from orchestrator.store.dag import workflows
 from orchestrator.store.schedules import definitions as schedules
 from tests.benchmarks.growth.fleet import queue_names
-from tests.benchmarks.growth.stand import PATIENCE, Stand
+from tests.benchmarks.growth.stand import TIMEOUT, Stand
 from tests.benchmarks.growth.tasks import app, keyed, noop, sized, stepping
 from tests.benchmarks.peers.queue import effects
 
 WORK = 5_000
-"""Tasks that are run and measured."""
+"""Tasks run per measurement."""
 SECONDS, RATE = 10, 200
-"""How long tasks are enqueued, and how many a second, where the fleet is measured."""
+"""Duration of the load in seconds and its rate in tasks per second, for measurements of the fleet."""
 Point = tuple[dict[str, float], float]
-"""What was used, and by how many units of work."""
+"""The usage during a measurement, and the number of units of work."""
 Measure = Callable[[Stand, int], Point]
 
 _SEED = """
@@ -34,7 +34,7 @@ SELECT gen_random_uuid(), t.name, replace(:queue, '{}', n::text), t.payload,
   FROM generate_series(CAST(:first AS int), :last) AS n
  CROSS JOIN (SELECT name, payload FROM orchestrator.ended_tasks LIMIT 1) AS t
 """
-# Six days of work, one task in fifty failed; ids in the order of time, as ours are.
+# Six days of work with one failure in fifty tasks; ids are in the order of time, as real ones.
 _FINISHED = """
 INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, payload,
                                       result, error, worker, created_at, started_at, ended_at)
@@ -54,14 +54,14 @@ SELECT s.workflow, 's' || n, s.definition || jsonb_build_object('name', 's' || n
   FROM generate_series(CAST(:first AS int), :last) AS n CROSS JOIN orchestrator.schedules s WHERE s.name = 's0'
 """
 _DUE = "UPDATE orchestrator.schedules SET next_fire = date_trunc('minute', now()), due_at = now()"
-_LEFT = "SELECT EXISTS (SELECT FROM orchestrator.schedules WHERE due_at <= now() AND NOT paused)"
+_DUE_LEFT = "SELECT EXISTS (SELECT FROM orchestrator.schedules WHERE due_at <= now() AND NOT paused)"
 _IN_FLIGHT = "SELECT EXISTS (SELECT FROM orchestrator.tasks WHERE status IN ('dispatched', 'running'))"
 
 
-def _beside(fill: Callable[[Stand, int, int], None]) -> Measure:
-    """Return an axis on which a worker runs the same number of tasks of one queue, beside what is filled in.
+def _next_to(fill: Callable[[Stand, int, int], None]) -> Measure:
+    """Return an axis on which a worker runs a fixed number of tasks next to the inserted data.
 
-    What there is at one size is there at the next, too: it is told how many there are, and how many there should be.
+    The data of one size stay for the next: `fill` gets the number of existing rows and the number of rows to reach.
     """
     last = 0
 
@@ -92,7 +92,7 @@ def _drained(stand: Stand, work: int) -> Point:
 
 
 def _fill_queues(stand: Stand, first: int, last: int, *, queue: str = "default", delay: float | None = None) -> None:
-    """Insert tasks like the one that has ended first; the name of the queue may say which one, by {}."""
+    """Insert copies of the first ended task; `{}` in the queue's name is replaced by a number."""
     stand.sql(_SEED, first=first + 1, last=last, queue=queue, delay=delay)
 
 
@@ -101,7 +101,7 @@ def _fill_finished(stand: Stand, first: int, last: int) -> None:
 
 
 def _fill_schedules(stand: Stand, first: int, last: int) -> None:
-    """Schedules that are due in a year."""
+    """Insert schedules that are due in a year."""
     if not first:
         with stand.engine.connect() as connection:
             step = Step(name="task", task=noop.name)
@@ -111,7 +111,7 @@ def _fill_schedules(stand: Stand, first: int, last: int) -> None:
 
 
 def _keys(stand: Stand, size: int) -> Point:
-    """Tasks of so many keys with a limit each, by turns."""
+    """Run tasks with so many concurrency keys in rotation, each with a limit."""
     stand.work()
     app.queue("default").pause()
     work = max(size, WORK)
@@ -120,19 +120,19 @@ def _keys(stand: Stand, size: int) -> Point:
 
 
 def _fires(stand: Stand, size: int) -> Point:
-    """All schedules are due at once; nobody runs what they start."""
+    """Make all schedules due at once; no worker runs the started tasks."""
     _fill_schedules(stand, stand.sql("SELECT count(*) FROM orchestrator.schedules"), size)
     stand.sql("TRUNCATE orchestrator.tasks, orchestrator.runs")  # a schedule does not fire while its last run is open
     stand.sql("VACUUM ANALYZE")
     with stand.measured() as found:
         stand.sql(_DUE)
-        stand.wait(lambda: not stand.sql(_LEFT))
+        stand.wait(lambda: not stand.sql(_DUE_LEFT))
         stand.wait(lambda: stand.sql("SELECT count(*) FROM orchestrator.tasks") == size)
     return found, size
 
 
 def _fleet(stand: Stand, workers: int, queues: int) -> Point:
-    """Tasks come in all the while, in batches, for any of the queues."""
+    """Enqueue tasks steadily to all queues, with many workers."""
     names = queue_names(queues)
     calls = [noop.options(queue=names[number * len(names) // RATE]) for number in range(RATE)]
     stand.fleet(workers, queues)
@@ -150,7 +150,7 @@ def _fleet(stand: Stand, workers: int, queues: int) -> Point:
 
 
 def _queues(stand: Stand, size: int) -> Point:
-    """Workers with a thousand queues each, as many as a worker may serve."""
+    """Use workers with a thousand queues each, the maximum for a worker."""
     return _fleet(stand, max(1, size // 1_000), size)
 
 
@@ -159,18 +159,18 @@ def _workers(stand: Stand, size: int) -> Point:
 
 
 def _runs(stand: Stand, size: int) -> Point:
-    """As many runs as make the same number of tasks, and at least one."""
+    """Start as many runs as give the same number of tasks, at least one."""
     stand.work()
     runs = max(1, WORK // size)
     with stand.measured() as found:
         handles = [app.start_many(noop, [()] * size) for _ in range(runs)]
         for handle in handles:
-            handle.wait_ended(PATIENCE)
+            handle.wait_ended(TIMEOUT)
     return found, runs * size
 
 
 def _histories(stand: Stand, size: int) -> Point:
-    """A run with so many events behind it takes a hundred steps more."""
+    """Let a run with so many events in its history take a hundred more steps."""
     stand.work()
     before = effects()
     handle = stepping.start(size, 100)
@@ -178,15 +178,15 @@ def _histories(stand: Stand, size: int) -> Point:
     stand.wait(lambda: effects() - before == 1)
     with stand.measured() as found:
         handle.signal("go", 1)
-        handle.result(PATIENCE)
+        handle.result(TIMEOUT)
     return found, 100
 
 
 def _payloads(stand: Stand, size: int) -> Point:
-    """Tasks with arguments of so many bytes, twenty million at most."""
+    """Run tasks with arguments of so many bytes, with twenty million bytes in total at most."""
     stand.work()
     tasks = max(20, min(WORK, 20_000_000 // size))
-    data = b64encode(os.urandom(size))[: size - 50].decode()  # which nothing makes smaller
+    data = b64encode(os.urandom(size))[: size - 50].decode()  # incompressible
     with stand.measured() as found:
         before = effects()
         for first in range(0, tasks, 1_000):
@@ -196,7 +196,7 @@ def _payloads(stand: Stand, size: int) -> Point:
 
 
 def _definitions(stand: Stand, size: int) -> Point:
-    """One run at a time, ten steps at a time: a step waits for the one ten places before it."""
+    """Run one DAG at a time with ten parallel steps: each step depends on the one ten places before."""
     stand.work()
     steps = tuple(
         Step(name=f"s{number}", task=noop.name, depends_on=(f"s{number - 10}",) if number >= 10 else ())
@@ -207,16 +207,16 @@ def _definitions(stand: Stand, size: int) -> Point:
     runs = max(1, 300 // size)
     with stand.measured() as found:
         for _ in range(runs):
-            app.workflows[f"of-{size}"].start().wait_ended(PATIENCE)
+            app.workflows[f"of-{size}"].start().wait_ended(TIMEOUT)
     return found, runs * size
 
 
 class Axis(NamedTuple):
-    """What grows, to which sizes, and what is measured there."""
+    """What grows, its sizes, and the measurement."""
 
     title: str
     unit: str
-    """Of what the costs are counted."""
+    """The unit of work to which costs refer."""
     sizes: Sequence[int]
     measure: Measure
 
@@ -226,14 +226,16 @@ def _ten_to(first: int, last: int) -> list[int]:
 
 
 AXES = {
-    "pending": Axis("tasks pending", "task", _ten_to(3, 6), _beside(_fill_queues)),
-    "delayed": Axis("tasks delayed", "task", _ten_to(3, 6), _beside(partial(_fill_queues, delay=90 * 86_400.0))),
-    "finished": Axis("tasks finished", "task", [1, *_ten_to(4, 6), 5_000_000], _beside(_fill_finished)),
+    "pending": Axis("tasks pending", "task", _ten_to(3, 6), _next_to(_fill_queues)),
+    "delayed": Axis("tasks delayed", "task", _ten_to(3, 6), _next_to(partial(_fill_queues, delay=90 * 86_400.0))),
+    "finished": Axis("tasks finished", "task", [1, *_ten_to(4, 6), 5_000_000], _next_to(_fill_finished)),
     "keys": Axis("keys with a limit", "task", _ten_to(0, 5), _keys),
-    "unserved": Axis("queues without a worker", "task", _ten_to(0, 5), _beside(partial(_fill_queues, queue="away-{}"))),
+    "unserved": Axis(
+        "queues without a worker", "task", _ten_to(0, 5), _next_to(partial(_fill_queues, queue="away-{}"))
+    ),
     "queues": Axis("queues with a worker", "task", _ten_to(0, 5), _queues),
     "workers": Axis("worker processes", "task", [1, 10, 100, 500, 2_000], _workers),
-    "schedules": Axis("schedules, none due", "task", _ten_to(0, 5), _beside(_fill_schedules)),
+    "schedules": Axis("schedules, none due", "task", _ten_to(0, 5), _next_to(_fill_schedules)),
     "fires": Axis("schedules due at once", "fire", _ten_to(2, 5), _fires),
     "runs": Axis("tasks of a run", "task", _ten_to(1, 5), _runs),
     "histories": Axis("events in a history", "step", _ten_to(1, 5), _histories),

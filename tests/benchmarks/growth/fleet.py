@@ -1,4 +1,4 @@
-"""Many workers in one process: each beats, reads its queues as a consumer of its own, and reports a success at once."""
+"""Many workers in one process: each sends heartbeats, reads its queues as a consumer, and reports success at once."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.benchmarks.peers.queue import effect
 
 _TTL = 60.0
 _NO_TIMEOUTS: Any = {"socket_timeout": None, "socket_connect_timeout": None}
-_AT_ONCE = 100
-"""Heartbeats in one message, as of a parent with many processes."""
+_BATCH = 100
+"""Heartbeats per message, as of a parent with many processes."""
 
 
 class Fleet:
-    """Workers by name, with the queues that each serves."""
+    """Simulated workers by name, with the queues of each."""
 
     def __init__(self, workers: dict[str, Sequence[str]]) -> None:
         self._workers = workers
@@ -37,21 +37,23 @@ class Fleet:
         self._generation = ""
 
     async def run(self) -> None:
-        """Beat and consume for ever."""
+        """Send heartbeats and consume forever."""
         while not self._generation:
             self._generation = self._streams.generation() or ""
             await asyncio.sleep(0.05)
         pipeline = self._redis.pipeline(transaction=False)
-        every = {queue for queues in self._workers.values() for queue in queues} | {*map(private_queue, self._workers)}
-        for queue in every:
+        all_queues = {queue for queues in self._workers.values() for queue in queues} | {
+            *map(private_queue, self._workers)
+        }
+        for queue in all_queues:
             pipeline.xgroup_create(self._keys.queue(self._generation, queue), GROUP, id="0", mkstream=True)
         pipeline.execute(raise_on_error=False)
         await asyncio.gather(self._beat(), *(self._consume(*worker) for worker in self._workers.items()))
 
     async def _beat(self) -> None:
-        """Write every heartbeat once a second, spread over the second, as workers that know nothing of each other."""
+        """Send every heartbeat once a second, spread over the second like those of independent workers."""
         started, number, names = time.time(), 0, list(workers_know())
-        groups = [list(self._workers)[first : first + _AT_ONCE] for first in range(0, len(self._workers), _AT_ONCE)]
+        groups = [list(self._workers)[first : first + _BATCH] for first in range(0, len(self._workers), _BATCH)]
         while True:
             number += 1
             for group in groups:
@@ -88,12 +90,12 @@ class Fleet:
 
 
 def workers_know() -> Sequence[str]:
-    """Return the names of the tasks that all of them know."""
+    """Return the names of the tasks that all workers know."""
     return (noop.name,)
 
 
 def served(workers: int, queues: int) -> dict[str, Sequence[str]]:
-    """Share queues among workers; where there are more workers than queues, several serve the same."""
+    """Distribute queues among workers; with more workers than queues, several workers serve one queue."""
     names = queue_names(queues)
     each = -(-queues // workers)
     return {
@@ -103,7 +105,6 @@ def served(workers: int, queues: int) -> dict[str, Sequence[str]]:
 
 
 def queue_names(queues: int) -> list[str]:
-    """Return the names of so many queues."""
     return ["default"] if queues == 1 else [f"queue-{number}" for number in range(queues)]
 
 

@@ -1,4 +1,4 @@
-"""The chart of docs/performance.md: a panel for each axis, both scales logarithmic, for light and dark pages."""
+"""The chart of docs/performance.md: a panel per axis, with logarithmic scales, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ LINES = {
     "wal": ("bytes of WAL", "#6b7280", "#9ca3af"),
     "memory": ("memory of the leader, MB", "#be185d", "#f472b6"),
 }
-"""What is drawn, its title, and its colour on light and dark pages."""
+"""The lines: title, and colors on light and dark pages."""
 IMAGES = Path("docs/images")
 _COLUMNS, _WIDTH, _HEIGHT, _TOP, _MARGIN = 3, 180, 140, 82, 74
-_APART = 36
-"""Between two labels of sizes."""
+_LABEL_DISTANCE = 36
+"""Minimum distance of two size labels in pixels."""
 
 
 def write(report: Mapping[str, Any], repository: Path) -> None:
     """Write the chart, and the figures behind it."""
-    found = report["growth"]
-    (repository / IMAGES / "growth.svg").write_text(chart(found), encoding="utf-8")
+    growth = report["growth"]
+    (repository / IMAGES / "growth.svg").write_text(chart(growth), encoding="utf-8")
     rounded = {
         axis: {size: {name: float(f"{cost:.3g}") for name, cost in costs.items()} for size, costs in points.items()}
-        for axis, points in found.items()
+        for axis, points in growth.items()
     }
     text = json.dumps({**report, "growth": rounded}, indent=1)
     (repository / IMAGES / "growth.json").write_text(text + "\n", encoding="utf-8")
 
 
-def chart(found: Mapping[str, Mapping[int, Costs]]) -> str:
+def chart(growth: Mapping[str, Mapping[int, Costs]]) -> str:
     """Return an SVG with a panel for each axis."""
-    rows = ceil(len(found) / _COLUMNS)
+    rows = ceil(len(growth) / _COLUMNS)
     width, height = _COLUMNS * (_WIDTH + _MARGIN) + 24, _TOP + rows * (_HEIGHT + 56)
     title = "What a task, a step or a fire costs, by how much else there is"
     lines = opening(title, width, height, LINES)
@@ -49,14 +49,14 @@ def chart(found: Mapping[str, Mapping[int, Costs]]) -> str:
         x, y = 16 + 235 * (number % 3), 42 + 18 * (number // 3)
         lines.append(f'<rect class="{line}" x="{x}" y="{y}" width="14" height="3"/>')
         lines.append(f'<text x="{x + 20}" y="{y + 6}">{name}</text>')
-    for number, (axis, points) in enumerate(found.items()):
+    for number, (axis, points) in enumerate(growth.items()):
         left = _MARGIN + (number % _COLUMNS) * (_WIDTH + _MARGIN)
         lines += _panel(axis, points, left, _TOP + 26 + (number // _COLUMNS) * (_HEIGHT + 56))
     return "\n".join((*lines, "</svg>\n"))
 
 
 def opening(title: str, width: int, height: int, colored: Mapping[str, tuple[str, str, str]]) -> list[str]:
-    """Return the beginning of a chart with lines in these colours, as `LINES` has them."""
+    """Return the beginning of a chart with lines in the given colors, in the format of `LINES`."""
     light = " ".join(f".{line} {{ stroke: {color}; fill: {color} }}" for line, (_, color, _) in colored.items())
     dark = " ".join(f".{line} {{ stroke: {color}; fill: {color} }}" for line, (_, _, color) in colored.items())
     return [
@@ -83,24 +83,26 @@ def _panel(axis: str, points: Mapping[int, Costs], left: int, top: int) -> list[
     def down(cost: float) -> float:
         return round(top + _HEIGHT * (high - log10(max(cost, 10.0**low))) / (high - low), 1)
 
-    about = AXES[axis]
-    lines = [f'<text x="{left}" y="{top - 8}" font-weight="600">{escape(about.title)}: per {about.unit}</text>']
+    axis_details = AXES[axis]
+    lines = [
+        f'<text x="{left}" y="{top - 8}" font-weight="600">{escape(axis_details.title)}: per {axis_details.unit}</text>'
+    ]
     for power in range(low, high + 1):
         y = down(10.0**power)
         lines.append(f'<line class="grid" x1="{left}" y1="{y}" x2="{left + _WIDTH}" y2="{y}"/>')
         lines.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{10**power:,}</text>')
-    labelled: list[float] = []
+    label_positions: list[float] = []
     for size in sorted(points, reverse=True):
-        if not labelled or labelled[-1] - across(size) >= _APART:
-            labelled.append(across(size))
+        if not label_positions or label_positions[-1] - across(size) >= _LABEL_DISTANCE:
+            label_positions.append(across(size))
             lines.append(
-                f'<text x="{labelled[-1]}" y="{top + _HEIGHT + 15}" text-anchor="middle">{_short(size)}</text>'
+                f'<text x="{label_positions[-1]}" y="{top + _HEIGHT + 15}" text-anchor="middle">{_short(size)}</text>'
             )
     for line in LINES:
-        drawn = [(across(size), down(point[line])) for size, point in points.items() if line in point]
-        if drawn:
-            lines.append(f'<polyline class="{line}" points="{" ".join(f"{x},{y}" for x, y in drawn)}"/>')
-            lines += [f'<circle class="{line}" cx="{x}" cy="{y}" r="2"/>' for x, y in drawn]
+        plotted = [(across(size), down(point[line])) for size, point in points.items() if line in point]
+        if plotted:
+            lines.append(f'<polyline class="{line}" points="{" ".join(f"{x},{y}" for x, y in plotted)}"/>')
+            lines += [f'<circle class="{line}" cx="{x}" cy="{y}" r="2"/>' for x, y in plotted]
     return lines
 
 

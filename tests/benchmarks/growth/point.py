@@ -13,7 +13,7 @@ _SECONDS = {"leader", "postgres", "redis", "worker"}
 
 
 def main(axis: str, sizes: Iterable[int]) -> None:
-    """For each size, print what a unit of work costs: microseconds, counts, bytes, and the leader's megabytes."""
+    """Print the costs of a unit of work for each size: microseconds, counts, bytes, and the leader's memory in MB."""
     with standing() as stand:
         for size in sizes:
             found, units = AXES[axis].measure(stand, size)

@@ -1,4 +1,4 @@
-"""A scheduler and a worker as others run them, and what they and the servers have used."""
+"""The system under test: a scheduler and a worker as users run them, with their use of resources."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.benchmarks.peers.contestants import OURS
 from tests.benchmarks.peers.queue import effects
 from tests.benchmarks.processes import _cpu
 
-PATIENCE = 900.0
+TIMEOUT = 900.0
 """Seconds after which a point has failed."""
-_SETTLED = 1.3
-"""Seconds after which Postgres's processes have added what they count to the counters of the database."""
+_STATISTICS_DELAY = 1.3
+"""Seconds until Postgres's processes have flushed their statistics."""
 _COUNTERS = text("""
 SELECT blks_hit + blks_read AS pages, tup_returned AS rows, xact_commit AS transactions,
        (SELECT pg_current_wal_insert_lsn() - '0/0')::bigint AS wal
@@ -31,7 +31,7 @@ SELECT blks_hit + blks_read AS pages, tup_returned AS rows, xact_commit AS trans
 
 
 class Stand:
-    """A database of its own, with a scheduler that leads; workers are started when an axis wants some."""
+    """A database with a leading scheduler. Axes start workers as needed."""
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
@@ -43,7 +43,7 @@ class Stand:
         self.wait(lambda: self.sql("SELECT count(*) FROM orchestrator.leases WHERE expires_at > now()"))
 
     def work(self) -> None:
-        """Start the worker, unless it is there, and have it run some tasks: all is loaded and planned afterwards."""
+        """Start the worker if it does not run, and let it run some tasks, so that all is loaded and planned."""
         if "worker" in self._programs_by_part:
             return
         module = "tests.benchmarks.growth.tasks:app"
@@ -53,7 +53,7 @@ class Stand:
         self.wait(lambda: effects() - before == 1_000)
 
     def fleet(self, workers: int, queues: int) -> None:
-        """Start a process that is many workers, each of which serves some of so many queues."""
+        """Start a process that simulates many workers, which share the queues."""
         if "fleet" in self._programs_by_part:
             self._programs.stop(self._programs_by_part.pop("fleet"))
         self._start("fleet", "-P", "-m", "tests.benchmarks.growth.fleet", str(workers), str(queues))
@@ -64,33 +64,33 @@ class Stand:
         self._programs_by_part[part] = self._programs.start(part, [sys.executable, *arguments])
 
     def sql(self, statement: str, **parameters: Any) -> Any:
-        """Execute a statement, and return the first value, if there is one."""
+        """Execute a statement; return the first value, or None."""
         with self.engine.connect() as connection:
             result = connection.execute(text(statement), parameters)
             return result.scalar() if result.returns_rows else None
 
     def wait(self, condition: Callable[[], object]) -> None:
-        """Wait for something, which has to come in a while; rest fifty times as long as a look takes."""
-        deadline = time.monotonic() + PATIENCE
+        """Wait until a condition is true; sleep fifty times as long as a check takes."""
+        deadline = time.monotonic() + TIMEOUT
         while True:
-            looked_at = time.monotonic()
+            checked_at = time.monotonic()
             if condition():
                 return
             self._programs.expect_alive()
             if (now := time.monotonic()) > deadline:
-                raise TimeoutError(f"nothing came of it in {PATIENCE:g} s")
-            time.sleep(max(0.01, 50 * (now - looked_at)))
+                raise TimeoutError(f"nothing came of it in {TIMEOUT:g} s")
+            time.sleep(max(0.01, 50 * (now - checked_at)))
 
     @contextmanager
     def measured(self) -> Iterator[dict[str, float]]:
-        """Fill in what the block has used."""
-        found: dict[str, float] = {}
-        time.sleep(_SETTLED)
+        """Yield a dictionary; fill it with the resources used by the block."""
+        usage: dict[str, float] = {}
+        time.sleep(_STATISTICS_DELAY)
         before = self._used()
-        yield found
-        time.sleep(_SETTLED)
-        found |= {name: used - before[name] for name, used in self._used().items()}
-        found["memory"] = memory(self._programs_by_part["leader"])["leader"]
+        yield usage
+        time.sleep(_STATISTICS_DELAY)
+        usage |= {name: used - before[name] for name, used in self._used().items()}
+        usage["memory"] = memory(self._programs_by_part["leader"])["leader"]
 
     def _used(self) -> dict[str, float]:
         with self.engine.connect() as connection:
@@ -102,7 +102,7 @@ class Stand:
 
 @contextmanager
 def standing() -> Iterator[Stand]:
-    """Stop everything afterwards."""
+    """Yield a stand; stop all processes afterwards."""
     with running(Path.cwd() / "stand", os.environ) as programs:
         stand = Stand(programs)
         try:

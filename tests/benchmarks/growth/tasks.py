@@ -1,4 +1,4 @@
-"""What the worker runs: nothing, in several ways."""
+"""Tasks and workflows of the growth benchmark; they do nothing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ __all__ = ["app", "keyed", "noop", "sized", "stepping"]
 
 @app.task
 def sized(data: str) -> int:
-    """Do nothing with much."""
     del data
     return effect()
 
 
 @app.workflow
 async def stepping(ctx: WorkflowContext, signals: int, steps: int) -> int:
-    """Hear so many signals, say so, wait for one more, and take steps."""
+    """Receive so many signals, run a task as a marker, wait for one more signal, and run the steps."""
     inbox = ctx.signals("more", type=int)
     for _ in range(signals):
         await inbox.get()

@@ -1,4 +1,4 @@
-"""arq. Worker and client poll Redis: every 5 ms and every millisecond here, every 500 by default."""
+"""arq. Worker and client poll Redis: every 5 ms and every millisecond here, every 500 ms by default."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from tests.benchmarks.peers.queue import AsyncQueue, effect, expect, redis_url, 
 
 
 async def noop(context: dict[str, Any]) -> int:
-    """Do nothing."""
     del context
     return effect()
 
 
 class WorkerSettings:
-    """What a worker reads."""
+    """The settings of a worker."""
 
     functions = [noop]
     redis_settings = RedisSettings.from_dsn(redis_url(1))
@@ -31,7 +30,7 @@ class WorkerSettings:
 
 
 class ArqQueue(AsyncQueue):
-    """Two processes, 50 tasks at once in each."""
+    """Two processes with 50 concurrent tasks each."""
 
     packages = ("arq", "redis", "hiredis", "uvloop")
 
@@ -48,7 +47,7 @@ class ArqQueue(AsyncQueue):
         expect("result", await handle.result(300, poll_delay=0.001), 1)
 
     def ended(self) -> int:
-        return self._sent - int(self._redis.zcard("arq:queue"))  # a task leaves the queue together with its result
+        return self._sent - int(self._redis.zcard("arq:queue"))  # a task leaves the queue when its result is stored
 
     def check(self, total: int) -> None:
         super().check(total)

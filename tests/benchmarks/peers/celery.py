@@ -1,6 +1,6 @@
 """Celery with Redis as broker and result backend, tuned for short tasks as its manual advises.
 
-It acknowledges a task before running it, which is its default and its fastest: a worker that dies loses it.
+It acknowledges a task before running it, the default and the fastest mode: a worker that dies loses its tasks.
 """
 
 from __future__ import annotations
@@ -34,25 +34,20 @@ app.conf.update(
 
 @app.task(name="noop")
 def noop() -> int:
-    """Do nothing."""
     return effect()
 
 
 @app.task(name="collect")
 def collect(results: list[int]) -> int:
-    """Count what the tasks of a chord have returned."""
     return len(results)
 
 
 @app.task(name="fibonacci")
 def fibonacci(number: int) -> int:
-    """Compute a Fibonacci number."""
     return base.fibonacci(number)
 
 
 class CeleryQueue(Queue):
-    """Prefork, two processes."""
-
     packages = ("celery", "kombu", "redis", "hiredis")
 
     def prepare(self) -> None:
@@ -67,7 +62,7 @@ class CeleryQueue(Queue):
         handle.get(timeout=60)
 
     def enqueue_bulk(self, count: int) -> None:
-        # Kept until `check`, which is not timed: dropping a result costs a round trip, to unsubscribe.
+        # Kept until `check`, which is not timed: dropping a result costs a round trip to unsubscribe.
         with app.producer_or_acquire() as producer:
             self._kept = [noop.apply_async(producer=producer) for _ in range(count)]
 
@@ -75,14 +70,14 @@ class CeleryQueue(Queue):
         self._kept = [noop.delay() for _ in range(count)]
 
     def wait_for_last(self) -> None:
-        """Do nothing: asking for `ended` is cheap, and spares the machine the reading of each result's message."""
+        """Do nothing: polling `ended` is cheap, and avoids reading each result's message."""
 
     def ended(self) -> int:
-        return int(self._results.dbsize())  # one key for each result; nothing else lives in that database
+        return int(self._results.dbsize())  # one key per result, and no other keys
 
     def check(self, total: int) -> None:
         if self._kept:
-            self._kept[-1].get(timeout=10)  # reads all those messages, so that they do not pile up in Redis
+            self._kept[-1].get(timeout=10)  # reads all result messages, so that they do not pile up in Redis
         self._kept.clear()
         expect("tasks left in the queue", self._broker.llen("celery"), 0)
         expect("results", self.ended(), total)

@@ -1,4 +1,4 @@
-"""Ours by Celery's API: the same servers and processes, called by `delay`, `get`, `chain` and `chord`."""
+"""Orchestrator by its Celery API: the same servers and processes, called by `delay`, `get`, `chain` and `chord`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ app = Celery("bench")
 
 @app.task
 def noop() -> int:
-    """Do nothing."""
     return effect()
 
 
 @app.task
 def collect(results: list[int]) -> int:
-    """Count what the tasks of a chord have returned."""
     return len(results)
 
 
 class LayerQueue(OrchestratorQueue):
-    """A program of Celery has no bulk enqueue of its own: it calls `delay` for each task."""
+    """A Celery program has no bulk enqueue: it calls `delay` for each task."""
 
     enqueue_bulk = Queue.enqueue_bulk
     run_steps = run_fibonacci = None  # type: ignore[assignment]

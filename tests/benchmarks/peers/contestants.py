@@ -1,4 +1,4 @@
-"""Who takes part: the interpreter, the processes to start, what to install, and how it is configured."""
+"""The contestants: their interpreters, processes, packages and configurations."""
 
 from __future__ import annotations
 
@@ -11,35 +11,33 @@ PEERS_PACKAGE = "tests.benchmarks.peers"
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """One queue, and how its processes are started."""
+    """A queue, and the commands that start its processes."""
 
     name: str
     title: str
-    """Its name for people."""
+    """Display name."""
     configuration: str
-    """What differs from its defaults, and what a reader has to know of its promises."""
+    """Differences from the defaults, and important properties of its guarantees."""
     requirements: tuple[str, ...] = ()
-    """What its environment needs, in the newest release."""
+    """Packages of its environment, installed in their newest releases."""
     python: Path = Path("python")
     """The interpreter of its environment."""
     scheduler: tuple[str, ...] = ()
-    """Arguments to its interpreter for what runs before any worker; none if nothing does."""
+    """Interpreter arguments of a process that must run before the workers; empty if there is none."""
     workers: tuple[tuple[str, ...], ...]
-    """Arguments for the workers: two processes in all, beside their parent if there is one."""
+    """Interpreter arguments of the workers: two processes in total, not counting a parent."""
     share: float = 1.0
-    """How much of the tasks it gets: slow ones would take minutes for all."""
+    """Share of the tasks that it gets: slow queues would take minutes for all."""
 
     @property
     def module(self) -> str:
-        """Where its tasks and its client are."""
+        """The module with its tasks and its client."""
         return f"{PEERS_PACKAGE}.{self.name.replace('-', '_')}"
 
     def commands(self) -> list[list[str | Path]]:
-        """Return the workers' command lines."""
         return [[self.python, *arguments] for arguments in self.workers]
 
     def installed_in(self, python: Path) -> Contestant:
-        """Return the same with another interpreter."""
         return replace(self, python=python)
 
 
@@ -48,7 +46,7 @@ def _module(name: str, *arguments: str) -> tuple[str, ...]:
 
 
 def _own_program(name: str) -> tuple[tuple[str, ...], ...]:
-    """Return two workers that the queue's module starts."""
+    """Return the commands of two workers that the queue's own module starts."""
     return (_module(f"{PEERS_PACKAGE}.{name}"),) * 2
 
 
@@ -67,7 +65,7 @@ LAYER = replace(
     title="Orchestrator by Celery's API",
     workers=(_module("orchestrator", "worker", "--app", f"{PEERS_PACKAGE}.celery_layer:app", "--processes", "2"),),
 )
-"""What the layer for Celery costs."""
+"""Measures the cost of the Celery layer."""
 
 _PEERS = (
     Contestant(

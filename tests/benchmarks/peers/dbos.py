@@ -1,4 +1,4 @@
-"""DBOS: a task is a workflow in a queue. Worker and client poll Postgres: every 5 ms and every millisecond here."""
+"""DBOS: each task is a workflow in a queue. Worker and client poll Postgres: every 5 ms and every millisecond here."""
 
 from __future__ import annotations
 
@@ -19,36 +19,30 @@ QUEUE = "bench"
 
 @DBOS.workflow(name="noop")
 def noop() -> int:
-    """Do nothing."""
     return effect()
 
 
 @DBOS.step(name="step")
 def step() -> int:
-    """Do nothing, as a step of a workflow."""
     return effect()
 
 
 @DBOS.workflow(name="sequence")
 def sequence(count: int) -> int:
-    """Run steps one after another."""
     return sum(step() for _ in range(count))
 
 
 @DBOS.step(name="fibonacci")
 def fibonacci(number: int) -> int:
-    """Compute a Fibonacci number."""
     return base.fibonacci(number)
 
 
 @DBOS.workflow(name="fibonaccis")
 def fibonaccis(count: int) -> int:
-    """Compute fibonacci(10) time and again."""
     return [fibonacci(10) for _ in range(count)][-1]
 
 
 def launch() -> None:
-    """Start DBOS in this process."""
     executor = str(os.getpid())
     config: Any = {"name": "bench", "system_database_url": URL, "executor_id": executor, "log_level": "ERROR"}
     DBOS(config={**config, "application_version": "1", "sys_db_pool_size": 20})
@@ -56,8 +50,6 @@ def launch() -> None:
 
 
 class DbosQueue(Queue):
-    """Two processes."""
-
     packages = ("dbos", "psycopg", "SQLAlchemy")
 
     def prepare(self) -> None:

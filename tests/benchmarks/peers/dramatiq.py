@@ -1,4 +1,4 @@
-"""Dramatiq with Redis as broker and result backend, and only the middleware that this work needs."""
+"""Dramatiq with Redis as broker and result backend, with only the required middleware."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.benchmarks.peers.queue import Queue, effect, expect, redis_url, settl
 
 BROKER, RESULTS, COUNTERS = 3, 4, 7
 
-results = RedisBackend(client=Redis.from_url(redis_url(RESULTS), socket_timeout=None))  # it waits in blocking calls
+results = RedisBackend(client=Redis.from_url(redis_url(RESULTS), socket_timeout=None))  # used with blocking calls
 counters = Counters(client=Redis.from_url(redis_url(COUNTERS)))
 middleware = [Pipelines(), GroupCallbacks(counters), Retries(), Results(backend=results)]
 broker = RedisBroker(url=redis_url(BROKER), middleware=middleware)
@@ -25,19 +25,16 @@ dramatiq.set_broker(broker)
 
 @dramatiq.actor(store_results=True)
 def noop() -> int:
-    """Do nothing."""
     return effect()
 
 
 @dramatiq.actor(store_results=True)
 def collect() -> int:
-    """End a chord. It gets no results."""
+    """End a chord; Dramatiq passes no results to it."""
     return 1
 
 
 class DramatiqQueue(Queue):
-    """Two processes."""
-
     packages = ("dramatiq", "redis", "hiredis")
 
     def prepare(self) -> None:
@@ -51,7 +48,7 @@ class DramatiqQueue(Queue):
         handle.get_result(backend=results, block=True, timeout=300_000)
 
     def ended(self) -> int:
-        return int(self._results.dbsize())  # one key for each result; nothing else lives in that database
+        return int(self._results.dbsize())  # one key per result, and no other keys
 
     def check(self, total: int) -> None:
         settle("tasks left in the queue", lambda: self._broker.hlen("dramatiq:default.msgs"), 0)

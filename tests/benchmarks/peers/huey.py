@@ -1,4 +1,4 @@
-"""Huey with its Redis storage. A result is announced in a list, so that nobody polls for it (`notify_result`)."""
+"""Huey with Redis storage. Results are announced in a list, so that clients need not poll (`notify_result`)."""
 
 from __future__ import annotations
 
@@ -10,32 +10,27 @@ from redis import ConnectionPool
 
 from tests.benchmarks.peers.queue import Queue, effect, expect, redis_url, settle
 
-pool = ConnectionPool.from_url(redis_url(1), socket_timeout=None)  # it waits in blocking calls
+pool = ConnectionPool.from_url(redis_url(1), socket_timeout=None)  # used with blocking calls
 huey = RedisHuey("bench", connection_pool=pool, notify_result=True)
 
 
 @huey.task()
 def noop() -> int:
-    """Do nothing."""
     return effect()
 
 
 @huey.task()
 def after(previous: int) -> int:
-    """Do nothing, as a further step of a chain."""
     del previous
     return effect()
 
 
 @huey.task()
 def collect(results: list[int]) -> int:
-    """Count what the tasks of a chord have returned."""
     return len(results)
 
 
 class HueyQueue(Queue):
-    """Two processes."""
-
     packages = ("huey", "redis", "hiredis")
 
     def send(self) -> Any:

@@ -1,4 +1,4 @@
-"""Ours, through its public API; SQL only to check what it did."""
+"""Orchestrator through its public API; SQL is used only to check the results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import datetime
 
 from sqlalchemy import Engine, text
 
-import orchestrator.sdk.backend  # noqa: F401  # which the first call would load while it is measured
+import orchestrator.sdk.backend  # noqa: F401  # imported here so that the first call does not import it during the measurement
 from orchestrator import chain, chord
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.store import database
@@ -20,7 +20,7 @@ class OrchestratorQueue(Queue):
     packages = ("durable-orchestrator", "redis", "hiredis", "psycopg2-binary", "SQLAlchemy", "msgspec")
     _engine: Engine
     _began: datetime
-    """What ended before that is none of our business."""
+    """Start of the pass; earlier tasks do not count."""
 
     def prepare(self) -> None:
         url = app.settings.require_database()
@@ -36,7 +36,7 @@ class OrchestratorQueue(Queue):
         self.last = app.enqueue_many(noop, [()] * count)[-1]
 
     def run_steps(self, steps: int, runs: int = 1) -> None:
-        """Run workflows as code at once, and check what they return."""
+        """Run concurrent code workflows, and check their results."""
         handles = [sequence.start(steps) for _ in range(runs)]
         expect("steps", {handle.result(300) for handle in handles}, {steps})
 
@@ -62,7 +62,7 @@ class OrchestratorQueue(Queue):
                 ),
                 {"began": self._began},
             ).all()
-        # Of any attempt: a worker that gets no CPU hands back what it has not begun. `effects` counts executions.
+        # Any attempt may succeed: a worker without CPU returns unstarted tasks. `effects` counts the executions.
         found = [(status, bytes(result or b""), rows, ids) for status, result, rows, ids in grouped]
         expect("ended tasks by status and result", found, [("success", b"\x01", total, total)])
 

@@ -1,4 +1,4 @@
-"""The tasks of ours. A worker loads this module, and not the client's, which needs a database."""
+"""The tasks of Orchestrator. Workers import this module instead of the client's, which needs a database."""
 
 from __future__ import annotations
 
@@ -11,38 +11,32 @@ app = Orchestrator()
 
 @app.task
 def noop() -> int:
-    """Do nothing."""
     return effect()
 
 
 @app.task
 def collect(results: list[int]) -> int:
-    """Count what the tasks of a chord have returned."""
     return len(results)
 
 
 @app.task(concurrency=1_000, concurrency_key=lambda key: key)
 def keyed(key: int) -> int:
-    """Do nothing for somebody."""
     del key
     return effect()
 
 
 @app.workflow
 async def sequence(ctx: WorkflowContext, steps: int) -> int:
-    """Do nothing, one step after another."""
     del ctx
     return sum([await noop.schedule() for _ in range(steps)])
 
 
 @app.task
 def fibonacci(number: int) -> int:
-    """Compute a Fibonacci number."""
     return base.fibonacci(number)
 
 
 @app.workflow
 async def fibonaccis(ctx: WorkflowContext, count: int) -> int:
-    """Compute fibonacci(10) time and again."""
     del ctx
     return [await fibonacci.schedule(10) for _ in range(count)][-1]

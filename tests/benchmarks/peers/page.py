@@ -1,4 +1,4 @@
-"""The tables and charts that README and docs/performance.md show, written by `scripts/bench --peers --write`."""
+"""The tables and charts of README and docs/performance.md, written by `scripts/bench --peers --write`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.benchmarks.peers.contestants import ALL, OURS
 PAGE = Path("docs/performance.md")
 BEGIN, END = "<!-- written by scripts/bench --peers --write -->", "<!-- end of what scripts/bench wrote -->"
 
-Found = Mapping[str, Any]
-Cell = Callable[[Found], str]
+Results = Mapping[str, Any]
+Cell = Callable[[Results], str]
 
 
 def _number(value: float) -> str:
@@ -37,7 +37,7 @@ SPEED: Mapping[str, Cell] = {
     "idle p50 / p99, ms": _figures("idle_p50", "idle_p99"),
     "at {rate:g}/s p50 / p99, ms": _figures("load_p50", "load_p99"),
     "memory (PSS), MB": lambda found: _number(sum(found["memory"].values())),
-    "each task ran once": lambda _: "yes",  # or the row would say that it failed
+    "each task ran once": lambda _: "yes",  # a failure is shown in another column
 }
 COMPOSED: Mapping[str, Cell] = {
     "chord of 1,000, s": _figures("chord"),
@@ -48,7 +48,7 @@ COMPOSED: Mapping[str, Cell] = {
 COMPOSITIONS = ("chord", "chain", "steps", "fibonacci")
 
 
-def markdown(report: Found) -> str:
+def markdown(report: Results) -> str:
     """Return the tables, with machine, versions and configurations."""
     options, machine = report["options"], report["machine"]
     results = dict(sorted(report["results"].items(), key=lambda item: -item[1].get("backlog_rate", 0.0)))
@@ -72,14 +72,14 @@ def markdown(report: Found) -> str:
     )
 
 
-def _title(name: str, found: Found) -> str:
+def _title(name: str, found: Results) -> str:
     title = ALL[name].title
     if name == OURS.name:
         return f"**{title}**"
     return f"{title} {next(iter(found['versions'].values()))}" if "versions" in found else title
 
 
-def _row(name: str, found: Found, columns: Mapping[str, Cell]) -> list[str]:
+def _row(name: str, found: Results, columns: Mapping[str, Cell]) -> list[str]:
     if "failed" in found:
         return [_title(name, found), found["failed"], *[""] * (len(columns) - 1)]
     return [_title(name, found), *(cell(found) for cell in columns.values())]
@@ -127,8 +127,8 @@ CHARTS = {
 }
 
 
-def write(report: Found, repository: Path) -> None:
-    """Replace the tables of the page between the two comments, and the charts."""
+def write(report: Results, repository: Path) -> None:
+    """Replace the charts, and the tables between the two comments of the page."""
     page = repository / PAGE
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)

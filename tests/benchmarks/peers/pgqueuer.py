@@ -1,6 +1,6 @@
-"""PGQueuer on asyncpg and uvloop. It keeps no results: a task's success is a row in its log.
+"""PGQueuer on asyncpg and uvloop. It stores no results: the success of a task is a row in its log.
 
-A worker writes its log in batches or every 100 ms, which is why it waits long for a single task.
+A worker writes its log in batches or every 100 ms, so that a single task takes long.
 """
 
 from __future__ import annotations
@@ -25,18 +25,16 @@ from tests.benchmarks.peers.queue import AsyncQueue, effect, expect
 
 DSN = os.environ["BENCH_DATABASE_URL"]
 BATCH = 1_000
-"""The fastest of 10, 50, 100, 250, 500 and 1,000."""
+"""The fastest batch size of 10, 50, 100, 250, 500 and 1,000."""
 
 
 @asynccontextmanager
 async def worker() -> AsyncIterator[PgQueuer]:
-    """Make a worker."""
     connection = await asyncpg.connect(DSN)
     manager = PgQueuer.from_asyncpg_connection(connection)
 
     @manager.entrypoint("noop")
     async def noop(job: Job) -> None:
-        """Do nothing."""
         del job
         effect()
 
@@ -45,7 +43,7 @@ async def worker() -> AsyncIterator[PgQueuer]:
 
 
 class PgQueuerQueue(AsyncQueue):
-    """Two processes, one connection each."""
+    """Two processes with one connection each."""
 
     packages = ("pgqueuer", "asyncpg", "uvloop")
 
@@ -84,5 +82,5 @@ class PgQueuerQueue(AsyncQueue):
 
 queue = PgQueuerQueue()
 
-if __name__ == "__main__":  # a worker; `pgq run` does the same, but its 1.6.0 fails on its own --log-level
+if __name__ == "__main__":  # a worker; `pgq run` is equivalent, but its version 1.6.0 fails on its own --log-level
     uvloop.run(pgqueuer.run(worker, batch_size=BATCH))

@@ -1,4 +1,4 @@
-"""Procrastinate on psycopg. It keeps no results and cannot wait for a task: a client polls for its status."""
+"""Procrastinate on psycopg. It stores no results and cannot wait for a task: clients poll its status."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ app = App(connector=PsycopgConnector(conninfo=DSN, min_size=CONCURRENCY, max_siz
 
 @app.task(name="noop")
 async def noop() -> int:
-    """Do nothing."""
     return effect()
 
 
 class ProcrastinateQueue(AsyncQueue):
-    """Two processes, 5 tasks at once in each."""
+    """Two processes with 5 concurrent tasks each."""
 
     packages = ("procrastinate", "psycopg", "uvloop")
 
@@ -62,7 +61,6 @@ queue = ProcrastinateQueue()
 
 
 async def work() -> None:
-    """Run a worker."""
     async with app.open_async():
         await app.run_worker_async(concurrency=CONCURRENCY, fetch_job_polling_interval=0.1, shutdown_graceful_timeout=1)
 

@@ -1,4 +1,4 @@
-"""What a client process does with any of the queues. Only the standard library: every contestant imports it."""
+"""The protocol between the client process and each queue. Only the standard library: all contestants import it."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from typing import Any
 WAITERS = 32
 """Threads that enqueue and wait for results under load."""
 AT_ONCE = 100
-"""Calls that an asynchronous client has under way when it enqueues in bulk without an API for that."""
+"""Concurrent calls of an asynchronous client in a bulk enqueue without a bulk API."""
 
 
 class Queue:
-    """One contestant, as its client uses it. The task calls `effect`.
+    """A contestant, as its client uses it. Its task calls `effect`.
 
-    It may also have `run_chain`, `run_chord`, `run_steps` and `run_fibonacci`: each takes the number of tasks and
+    Optional methods are `run_chain`, `run_chord`, `run_steps` and `run_fibonacci`: each takes the number of tasks and
     returns when it has checked the result.
     """
 
     packages: tuple[str, ...]
-    """Whose versions belong into the report; its own comes first."""
+    """Packages whose versions the report shows; the contestant's own package is first."""
     last: Any
     """The last task of `enqueue_bulk`."""
 
     def prepare(self) -> None:
-        """Create the schema, open the connections."""
+        """Create the schema, and open the connections."""
 
     def ready(self) -> bool:
-        """Tell whether everything but the workers is up."""
+        """Return whether all processes except the workers are ready."""
         return True
 
     def send(self) -> Any:
-        """Enqueue one task, which is safe on return; return a handle."""
+        """Enqueue one task durably; return a handle."""
         raise NotImplementedError
 
     def wait(self, handle: Any) -> None:
@@ -49,29 +49,27 @@ class Queue:
         raise NotImplementedError
 
     def check(self, total: int) -> None:
-        """Raise unless exactly `total` tasks were enqueued, each ended once with success, and none is left."""
+        """Raise an error unless exactly `total` tasks were enqueued, all succeeded once, and none is left."""
         settle("recorded successes", self.ended, total)
 
     def enqueue_bulk(self, count: int) -> None:
-        """Enqueue many tasks by the fastest way that its API offers."""
+        """Enqueue many tasks by the fastest way of the queue's API."""
         for _ in range(count):
             self.last = self.send()
 
     def enqueue_singly(self, count: int) -> None:
-        """Enqueue one task after the other."""
         for _ in range(count):
             self.send()
 
     def wait_for_last(self) -> None:
-        """Wait for the last task of `enqueue_bulk`, without polling if the queue can."""
+        """Wait for the last task of `enqueue_bulk`, without polling if the queue supports it."""
         self.wait(self.last)
 
     def round_trip(self) -> None:
-        """Enqueue one task and wait for its result."""
         self.wait(self.send())
 
     def latencies_at(self, rate: float, seconds: float) -> list[float]:
-        """Call at a steady rate whatever happens; return the seconds from when each call was due to its result."""
+        """Call at a steady rate, regardless of delays; return the seconds from each call's due time to its result."""
         with ThreadPoolExecutor(WAITERS) as threads:
             began = time.perf_counter()
             futures = []
@@ -94,11 +92,10 @@ class AsyncQueue(Queue):
         self.run(self.connect())
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine to its end."""
         return self._runner.run(coroutine)
 
     async def connect(self) -> None:
-        """Create the schema, open the connections."""
+        """Create the schema, and open the connections."""
         raise NotImplementedError
 
     async def asend(self) -> Any:
@@ -155,17 +152,17 @@ _effects = os.open(_EFFECTS, os.O_APPEND | os.O_CREAT | os.O_WRONLY)
 
 
 def effect() -> int:
-    """Leave a mark that counts executions; return 1, the result of every task."""
+    """Record an execution; return 1, the result of every task."""
     return os.write(_effects, b".")
 
 
 def effects() -> int:
-    """Return how often tasks ran, in all processes."""
+    """Return the number of executions in all processes."""
     return Path(_EFFECTS).stat().st_size
 
 
 def fibonacci(number: int) -> int:
-    """Compute a Fibonacci number the slow way, as Windmill's published benchmark does."""
+    """Compute a Fibonacci number recursively, as in Windmill's published benchmark."""
     effect()
     return _fibonacci(number)
 
@@ -175,22 +172,22 @@ def _fibonacci(number: int) -> int:
 
 
 def redis_url(database: int) -> str:
-    """Return the URL of one of Redis's numbered databases."""
+    """Return the URL of a numbered Redis database."""
     url = os.environ["BENCH_REDIS_URL"]
     if url.startswith("unix:"):
         return f"{url}?db={database}"
     return f"{url.rpartition('/')[0]}/{database}"
 
 
-def expect(what: str, found: object, expected: object) -> None:
-    """Raise unless they are equal."""
+def expect(description: str, found: object, expected: object) -> None:
+    """Raise an error unless the values are equal."""
     if found != expected:
-        raise AssertionError(f"{what}: expected {expected}, found {found}")
+        raise AssertionError(f"{description}: expected {expected}, found {found}")
 
 
-def settle(what: str, ask: Callable[[], object], expected: object, timeout: float = 5.0) -> None:
-    """Raise unless they become equal soon: some acknowledge a task a moment after its result can be seen."""
+def settle(description: str, ask: Callable[[], object], expected: object, timeout: float = 5.0) -> None:
+    """Raise an error unless the values become equal soon: some queues acknowledge a task after storing its result."""
     deadline = time.monotonic() + timeout
     while ask() != expected and time.monotonic() < deadline:
         time.sleep(0.01)
-    expect(what, ask(), expected)
+    expect(description, ask(), expected)

@@ -1,4 +1,4 @@
-"""RQ with its SimpleWorker, which runs tasks in its own process: the default forks for each, six times slower."""
+"""RQ with its SimpleWorker, which runs tasks in its own process; the default forks per task, six times slower."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ from rq import SimpleWorker
 
 from tests.benchmarks.peers.queue import Queue, effect, expect, redis_url
 
-connection = Redis.from_url(redis_url(1), socket_timeout=None)  # it waits in blocking calls
+connection = Redis.from_url(redis_url(1), socket_timeout=None)  # used with blocking calls
 tasks = RqQueue(connection=connection)
 
 
 def noop() -> int:
-    """Do nothing."""
     return effect()
 
 
 def collect() -> int:
-    """End a chord. It gets no results."""
+    """End a chord; RQ passes no results to it."""
     return 1
 
 
 class RqPeer(Queue):
-    """Two processes."""
-
     packages = ("rq", "redis", "hiredis")
 
     def send(self) -> Any:

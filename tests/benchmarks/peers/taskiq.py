@@ -1,6 +1,6 @@
-"""taskiq with Redis Streams as broker and Redis as result backend; it acknowledges a task when its result is saved.
+"""taskiq with Redis Streams as broker and Redis as result backend; it acknowledges a task after storing its result.
 
-A client polls for a result: every millisecond here, every 200 by default.
+Clients poll for results: every millisecond here, every 200 ms by default.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ broker = (
 
 @broker.task
 async def noop() -> int:
-    """Do nothing."""
     return effect()
 
 
 class TaskiqQueue(AsyncQueue):
-    """Two processes, 100 tasks at once in each."""
+    """Two processes with 100 concurrent tasks each."""
 
     packages = ("taskiq", "taskiq-redis", "taskiq-pipelines", "redis", "hiredis")
 
@@ -47,7 +46,7 @@ class TaskiqQueue(AsyncQueue):
         expect("result", (await handle.wait_result(check_interval=0.001, timeout=300)).return_value, 1)
 
     def ended(self) -> int:
-        return int(self._results.dbsize())  # one key for each result; nothing else lives in that database
+        return int(self._results.dbsize())  # one key per result, and no other keys
 
     def check(self, total: int) -> None:
         super().check(total)

@@ -1,5 +1,5 @@
-"""Producers and workers of Celery, bridges, our scheduler and workers, and Celery's Redis, all killed again and again.
+"""Chaos for the bridge: Celery's producers, workers and Redis, bridges, our scheduler and workers are killed often.
 
-Each task writes a line when it begins and one when it ends. Afterwards each message that a producer has sent must have
-run, and once: only a run whose own worker was killed may have been followed by another.
+Each task records its start and its end. In the end, each sent message must have run exactly once; a second run is
+allowed only if the worker of the first was killed.
 """

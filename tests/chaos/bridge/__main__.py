@@ -32,9 +32,9 @@ from tests.chaos.bridge.broker_log import read_log
 
 ROOT = Path(__file__).parents[3]
 VISIBILITY = 20
-"""As in `theirs.py`, which needs Celery."""
-_KEPT: dict[str, str | int] = {"appendfsync": "always", "auto-aof-rewrite-percentage": 0}
-"""Settings of Celery's Redis: a kill loses nothing, and its whole log can be read afterwards."""
+"""The visibility timeout of `theirs.py`, which cannot be imported without Celery."""
+_DURABLE: dict[str, str | int] = {"appendfsync": "always", "auto-aof-rewrite-percentage": 0}
+"""Settings of Celery's Redis: a kill loses no data, and the complete append-only file can be read afterwards."""
 _READY = {
     "scheduler": b"scheduler.ready",
     "worker": b"process.ready",
@@ -42,45 +42,45 @@ _READY = {
     "bridge": b"bridge.ready",
     "bridge-2": b"bridge.ready",
 }
-"""What each part logs when it works."""
-_BACK_EVERY = 20
-"""Kills between two times that everything is given back to Celery."""
+"""Log text of each process once it works."""
+_KILLS_PER_ROLLBACK = 20
+"""Kills between two rollbacks to Celery."""
 _QUIET = 330.0
-"""Seconds without a new line in the journal after which what has not run is lost.
+"""Seconds without a new journal entry after which a task that has not run counts as lost.
 
 Longer than kombu's lock on reserved messages, which stays for 300 s if its holder is killed.
 """
-_SETTLED = 10.0
-"""Seconds after which nothing comes any more if Celery's Redis has no messages."""
+_REST_TIME = 10.0
+"""Seconds after which no further run is expected if Celery's Redis holds no messages."""
 _LOST_REDIS = re.compile(r"ConnectionError|BusyLoadingError|TimeoutError")
-_REPORTED = 5.0
-"""Seconds after which the end of a run is known elsewhere, or its worker was killed before it could say so."""
+_REPORT_TIMEOUT = 5.0
+"""Seconds within which the end of a run is reported, unless its worker is killed."""
 
 
 @dataclass
 class Verdict:
-    """What came of it."""
+    """The result of an experiment."""
 
     kills: Counter[str] = field(default_factory=Counter)
     sent: int = 0
     ran: Counter[str] = field(default_factory=Counter)
-    """Who has run how many."""
+    """Number of runs by system."""
     again: int = 0
     """Tasks that ran again because their worker was killed."""
     by_celery: int = 0
-    """Tasks that Celery itself ran again, because its Redis was killed while it ran them."""
+    """Tasks that Celery itself ran again, because its Redis was killed during the run."""
     given_back: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
-    """How many were sent of each kind."""
+    """Number of sent tasks by kind."""
     read: int = 0
-    """Results that the producers have read meanwhile."""
+    """Number of results that producers have read."""
     wrong: list[str] = field(default_factory=list)
-    """Tasks whose result is not that of their run."""
+    """Tasks with the result of another run."""
     lost: list[str] = field(default_factory=list)
     lost_by_celery: list[str] = field(default_factory=list)
-    """A worker of Celery had taken them out of Redis and not reserved them yet when it, or Redis, was killed."""
+    """Tasks that Celery lost: its worker had popped the message, and it or Redis was killed before the reservation."""
     failed_by_celery: list[str] = field(default_factory=list)
-    """A worker of Celery ran them while its Redis was killed, and wrote the lost connection as their error."""
+    """Tasks that Celery failed with a connection error, because its Redis was killed during the run."""
     doubled: list[str] = field(default_factory=list)
     without_result: list[str] = field(default_factory=list)
 
@@ -112,12 +112,12 @@ class Arena:
         self.folder = folder
         self.journal = folder / "journal"
         self.services = EmbeddedServices(folder / "services")
-        self.redis = EmbeddedRedis(folder / "celery", settings=_KEPT)
+        self.redis = EmbeddedRedis(folder / "celery", settings=_DURABLE)
         self.strokes: list[tuple[float, str, set[int]]] = []
-        """When which part was killed, with these processes."""
-        self._strokes = (folder / "kills").open("a")
-        self._said: dict[str, int] = {}
-        """By part, where what it has logged since its last start begins."""
+        """Kills: time, process name, and ids of the killed processes."""
+        self._kill_log = (folder / "kills").open("a")
+        self._log_offsets: dict[str, int] = {}
+        """Offset in each process's log at its last start."""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment: dict[str, str] = {}
         self._restore_after = VISIBILITY
@@ -149,17 +149,17 @@ class Arena:
             "producer": ["tests.chaos.bridge.producer"],
         }
 
-    def bridging(self, *words: str) -> list[str]:
+    def bridging(self, *arguments: str) -> list[str]:
         addresses = ["--broker", self.environment["BRIDGE_BROKER"], "--results", self.environment["BRIDGE_RESULTS"]]
-        return ["orchestrator", "bridge", "celery", *addresses, "--app", "tests.chaos.bridge.ours:app", *words]
+        return ["orchestrator", "bridge", "celery", *addresses, "--app", "tests.chaos.bridge.ours:app", *arguments]
 
     def start(self, name: str) -> None:
         log = self.folder / f"{name}.log"
-        self._said[name] = log.stat().st_size if log.exists() else 0
+        self._log_offsets[name] = log.stat().st_size if log.exists() else 0
         self._processes[name] = self.launch(name, self.commands()[name])
 
     def wait_until_ready(self, name: str) -> None:
-        """Wait until a part works, so that its kill interrupts something; start those that gave up."""
+        """Wait until a process works, so that its kill interrupts something; restart processes that have ended."""
         self.revive()
         until = time.monotonic() + 30
         while time.monotonic() < until and not self._is_ready(name):
@@ -169,13 +169,13 @@ class Arena:
     def _is_ready(self, name: str) -> bool:
         if name not in _READY:
             return True
-        said = (self.folder / f"{name}.log").read_bytes()[self._said[name] :]
-        return said.count(_READY[name]) >= (2 if name == "worker" else 1)
+        log_output = (self.folder / f"{name}.log").read_bytes()[self._log_offsets[name] :]
+        return log_output.count(_READY[name]) >= (2 if name == "worker" else 1)
 
-    def launch(self, name: str, words: list[str]) -> subprocess.Popen[bytes]:
+    def launch(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", *words],
+                [sys.executable, "-m", *arguments],
                 cwd=ROOT,
                 env=self.environment,
                 stdout=log,
@@ -184,9 +184,9 @@ class Arena:
             )
 
     def kill(self, name: str) -> None:
-        """Kill a part with all that it forked, and start it anew."""
+        """Kill a process with its descendants, and restart it."""
         if name == "redis":
-            self._note(name, set())
+            self._record_kill(name, set())
             self.redis.kill()
             self.redis.start()
             return
@@ -197,17 +197,17 @@ class Arena:
         process = self._processes[name]
         with suppress(psutil.NoSuchProcess):
             family = {child.pid for child in psutil.Process(process.pid).children(recursive=True)} | {process.pid}
-            self._note(name, family)
+            self._record_kill(name, family)
         send_group(process.pid, signal.SIGKILL)
         process.wait()
 
-    def _note(self, name: str, family: set[int]) -> None:
+    def _record_kill(self, name: str, family: set[int]) -> None:
         self.strokes.append((time.time(), name, family))
-        self._strokes.write(f"{time.time()} {name} {sorted(family)}\n")
-        self._strokes.flush()
+        self._kill_log.write(f"{time.time()} {name} {sorted(family)}\n")
+        self._kill_log.flush()
 
     def revive(self, but: str = "") -> None:
-        """Start what has ended by itself, such as a bridge whose Redis was away at its start."""
+        """Restart processes that have ended, such as a bridge that found no Redis at its start."""
         for name, process in list(self._processes.items()):
             if name != but and process.poll() is not None:
                 self.start(name)
@@ -221,7 +221,7 @@ class Arena:
             self._kill(name)
 
     def retire_celery(self) -> None:
-        """Let the bridges take what Celery's worker has reserved, which does not come back."""
+        """Stop Celery's worker for good, and let the bridges take its reserved messages at once."""
         self._kill("celery")
         del self._processes["celery"]
         self._restore_after = 0
@@ -230,9 +230,9 @@ class Arena:
             self.start(name)
 
     def give_back(self, roll: random.Random) -> int:
-        """Stop the bridges, give back to Celery, sometimes with a kill in the middle, and let it work for a while.
+        """Roll back to Celery with `--back`, sometimes with a kill in between; resume. Return the number of messages.
 
-        Without a worker, there is something that has not started.
+        Our worker is stopped first, so that some messages have not started.
         """
         self.stop("worker")
         time.sleep(3)
@@ -243,24 +243,24 @@ class Arena:
             time.sleep(roll.uniform(2.0, 8.0))
             send_group(interrupted.pid, signal.SIGKILL)
             interrupted.wait()
-        before, until = self._given(), time.monotonic() + 120
+        before, until = self._returned_counts(), time.monotonic() + 120
         while (back := self.launch("back", self.bridging("--back"))) and time.monotonic() < until:
-            while back.poll() is None and len(self._given()) == len(before):
+            while back.poll() is None and len(self._returned_counts()) == len(before):
                 time.sleep(0.1)
-            if len(self._given()) > len(before):
-                self.start("worker")  # for which those wait that had started
+            if len(self._returned_counts()) > len(before):
+                self.start("worker")  # finishes the tasks that have started, for which `--back` waits
                 back.wait(120)
                 break
         time.sleep(1)
         self.start("bridge")
         self.start("bridge-2")
-        return sum(self._given())
+        return sum(self._returned_counts())
 
-    def _given(self) -> list[int]:
-        """Return how many messages each `--back` has given back."""
+    def _returned_counts(self) -> list[int]:
+        """Return the number of messages that each `--back` has returned."""
         log = self.folder / "back.log"
-        said = log.read_text().splitlines() if log.exists() else []
-        return [int(line.split()[0].replace(",", "")) for line in said if "given back to Celery" in line]
+        log_output = log.read_text().splitlines() if log.exists() else []
+        return [int(line.split()[0].replace(",", "")) for line in log_output if "given back to Celery" in line]
 
     def close(self) -> None:
         for process in self._processes.values():
@@ -268,11 +268,11 @@ class Arena:
             process.wait()
         self.redis.stop()
         self.services.stop()
-        self._strokes.close()
+        self._kill_log.close()
 
 
 def run(kills: int, seed: int, folder: Path) -> Verdict:
-    """Kill so many times, wait until everything has run, and judge."""
+    """Run an experiment: kill `kills` times, wait until everything has run, and judge."""
     roll, arena, verdict = random.Random(seed), Arena(folder), Verdict()
     try:
         arena.open()
@@ -285,7 +285,7 @@ def run(kills: int, seed: int, folder: Path) -> Verdict:
             time.sleep(roll.uniform(0.1, 1.0))
             arena.kill(name)
             verdict.kills[name.removesuffix("-2")] += 1
-            if number % _BACK_EVERY == 0:
+            if number % _KILLS_PER_ROLLBACK == 0:
                 verdict.given_back = arena.give_back(roll)
         arena.journal.with_name("stop").touch()
         arena.retire_celery()
@@ -297,7 +297,7 @@ def run(kills: int, seed: int, folder: Path) -> Verdict:
 
 
 def _wait_for_runs(arena: Arena) -> None:
-    """Wait until both systems work."""
+    """Wait until both systems run tasks."""
     until = time.monotonic() + 120
     while {entry.get("who") for entry in journal.read(arena.journal)} < {None, "ours", "celery"}:
         if time.monotonic() > until:
@@ -306,14 +306,14 @@ def _wait_for_runs(arena: Arena) -> None:
 
 
 def _wait_for_rest(arena: Arena) -> None:
-    """Wait until each task that was sent has run, or nothing runs any more."""
+    """Wait until each sent task has run, or no progress is made."""
     size, since = 0, time.monotonic()
     while time.monotonic() - since < _QUIET:
         entries = journal.read(arena.journal)
         ended = {entry["what"] for entry in entries if entry["event"] == "end"}
         if not _has_messages(arena) and (
-            time.monotonic() - since > _SETTLED
-            or all(what in ended for entry in entries if entry["event"] == "sent" for what in entry["ids"])
+            time.monotonic() - since > _REST_TIME
+            or all(task_name in ended for entry in entries if entry["event"] == "sent" for task_name in entry["ids"])
         ):
             return
         if len(entries) != size:
@@ -345,67 +345,75 @@ def _judge(arena: Arena, verdict: Verdict) -> None:
             verdict.kinds[entry["kind"]] += 1
         elif entry["event"] == "read":
             read[entry["what"]] = entry["value"]
-    sent = {what: id for entry in entries if entry["event"] == "sent" for what, id in entry["ids"].items()}
+    sent = {task_name: id for entry in entries if entry["event"] == "sent" for task_name, id in entry["ids"].items()}
     verdict.sent = len(sent)
     celerys, arrivals = read_log(arena.redis.folder)
     families: defaultdict[str, set[str]] = defaultdict(set)
-    for what, id in sent.items():
-        families[_family(what)].add(id)
-    missing = sorted(what for what in sent if what not in starts)
-    verdict.lost_by_celery = [what for what in missing if families[_family(what)] & celerys]
+    for task_name, id in sent.items():
+        families[_base_name(task_name)].add(id)
+    missing = sorted(task_name for task_name in sent if task_name not in starts)
+    verdict.lost_by_celery = [task_name for task_name in missing if families[_base_name(task_name)] & celerys]
     written = _results(arena, sent)
     cut_off = {
-        sent[what]
-        for what, runs in starts.items()
-        if what in sent
-        and any(run["who"] == "celery" and _excuse(arena, run, ends.get((what, run["pid"]))) == "redis" for run in runs)
+        sent[task_name]
+        for task_name, runs in starts.items()
+        if task_name in sent
+        and any(
+            run["who"] == "celery" and _excuse(arena, run, ends.get((task_name, run["pid"]))) == "redis" for run in runs
+        )
     }
-    broken = {what for what in sent if _is_cut_off(sent[what], written[what], cut_off)}
-    after = {_family(what) for what in broken}
-    unsent = {what for what in missing if _family(what) in after and what not in verdict.lost_by_celery}
+    broken = {task_name for task_name in sent if _is_cut_off(sent[task_name], written[task_name], cut_off)}
+    after = {_base_name(task_name) for task_name in broken}
+    unsent = {
+        task_name for task_name in missing if _base_name(task_name) in after and task_name not in verdict.lost_by_celery
+    }
     verdict.failed_by_celery = sorted(broken | unsent)
-    verdict.lost = [what for what in missing if what not in {*verdict.lost_by_celery, *unsent}]
+    verdict.lost = [task_name for task_name in missing if task_name not in {*verdict.lost_by_celery, *unsent}]
     excused: dict[str, str] = {}
-    for what, runs in sorted(starts.items(), key=lambda item: _place(item[0])):
+    for task_name, runs in sorted(starts.items(), key=lambda item: _sending_order(item[0])):
         if len(runs) == 1:
             continue
-        reasons = [_excuse(arena, run, ends.get((what, run["pid"]))) for run in runs]
-        if arrivals[sent.get(what, "")] > 1:  # by its producer, and by a worker of Celery, or twice by that
-            first = starts.get(f"{what}#1", ())
-            if not first or any(_excuse(arena, run, ends.get((f"{what}#1", run["pid"]))) for run in first):
+        reasons = [_excuse(arena, run, ends.get((task_name, run["pid"]))) for run in runs]
+        if arrivals[sent.get(task_name, "")] > 1:  # sent by the producer and by Celery's worker, or twice by the worker
+            first = starts.get(f"{task_name}#1", ())
+            if not first or any(_excuse(arena, run, ends.get((f"{task_name}#1", run["pid"]))) for run in first):
                 reasons.append("celery")
-        before = (what.removesuffix("/2"),) if what.endswith("/2") else (f"{what}/a", f"{what}/b", f"{what}#1")
-        reasons += [excused[one] for one in before if one in excused]  # which has sent what follows it once more
+        before = (
+            (task_name.removesuffix("/2"),)
+            if task_name.endswith("/2")
+            else (f"{task_name}/a", f"{task_name}/b", f"{task_name}#1")
+        )
+        reasons += [excused[one] for one in before if one in excused]  # the task that sends this one ran again
         if sum(bool(reason) for reason in reasons) < len(runs) - 1:
-            verdict.doubled.append(f"{what}: {[(run['who'], run['pid']) for run in runs]}")
+            verdict.doubled.append(f"{task_name}: {[(run['who'], run['pid']) for run in runs]}")
         else:
-            excused[what] = next(filter(None, reasons))
-            verdict.again += excused[what] != "redis"
-            verdict.by_celery += excused[what] == "redis"
+            excused[task_name] = next(filter(None, reasons))
+            verdict.again += excused[task_name] != "redis"
+            verdict.by_celery += excused[task_name] == "redis"
     verdict.read = len(read)
     verdict.wrong = [
-        f"{what}: read {value}"
-        for what, value in read.items()
-        if value != what and what not in broken and sent[what] not in cut_off  # which may have run again since
+        f"{task_name}: read {value}"
+        for task_name, value in read.items()
+        if value != task_name and task_name not in broken and sent[task_name] not in cut_off  # may have run again since
     ]
-    for what, found in written.items():
-        if what in starts and not found:
-            verdict.without_result.append(what)
-        elif found and found["result"] != what.removesuffix("#1") and what not in broken:
-            verdict.wrong.append(f"{what}: {found['status']} {found['result']}")
+    for task_name, found in written.items():
+        if task_name in starts and not found:
+            verdict.without_result.append(task_name)
+        elif found and found["result"] != task_name.removesuffix("#1") and task_name not in broken:
+            verdict.wrong.append(f"{task_name}: {found['status']} {found['result']}")
 
 
 def _results(arena: Arena, sent: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Return what is written as the result of each task."""
+    """Return the stored result of each task."""
     with Redis.from_url(arena.redis.url, db=1) as redis:
         texts: Any = redis.mget([f"celery-task-meta-{id}" for id in sent.values()])
-    return {what: json.loads(text) if text else {} for what, text in zip(sent, texts, strict=True)}
+    return {task_name: json.loads(text) if text else {} for task_name, text in zip(sent, texts, strict=True)}
 
 
 def _is_cut_off(id: str, found: dict[str, Any], cut_off: set[str]) -> bool:
-    """Say whether a task failed with the error of a worker of Celery that lost its Redis, or its chord did.
+    """Return whether a task or its chord failed because Celery's worker lost its Redis.
 
-    No task raises that error, and the bridge writes the errors of tasks.
+    Tasks raise no Redis errors themselves, and the bridge stores the errors of tasks.
     """
     if found.get("status") != "FAILURE":
         return False
@@ -415,19 +423,19 @@ def _is_cut_off(id: str, found: dict[str, Any], cut_off: set[str]) -> bool:
     return bool(found["result"]["exc_module"] == "redis.exceptions") and id in cut_off
 
 
-def _family(what: str) -> str:
-    """Return the first part of the name that all tasks of a chain, a chord or a retry share."""
-    return what.partition("/")[0].partition("#")[0]
+def _base_name(task_name: str) -> str:
+    """Return the name part that all tasks of a chain, a chord or a retry share."""
+    return task_name.partition("/")[0].partition("#")[0]
 
 
-def _place(what: str) -> tuple[str, int]:
-    """Order tasks so that each comes after those that send it."""
-    return _family(what), 0 if what.endswith(("/a", "/b", "#1")) else 2 if what.endswith("/2") else 1
+def _sending_order(task_name: str) -> tuple[str, int]:
+    """Return a sort key by which each task comes after the tasks that send it."""
+    return _base_name(task_name), 0 if task_name.endswith(("/a", "/b", "#1")) else 2 if task_name.endswith("/2") else 1
 
 
 def _excuse(arena: Arena, run: dict[str, Any], ended: float | None) -> str:
-    """Say which kill may have made a task run again after this run of it."""
-    until = float("inf") if ended is None else ended + _REPORTED
+    """Return which kill may have caused another run of a task, or an empty string."""
+    until = float("inf") if ended is None else ended + _REPORT_TIMEOUT
     for at, name, family in arena.strokes:
         is_own = run["pid"] in family or (name == "redis" and run["who"] == "celery")
         if is_own and run["at"] - 0.05 <= at <= until:
@@ -436,18 +444,18 @@ def _excuse(arena: Arena, run: dict[str, Any], ended: float | None) -> str:
 
 
 def main() -> None:
-    """Run it, and exit with 1 if anything was lost or doubled."""
+    """Run the command; exit with 1 if anything was lost or doubled."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="keep the folder with all logs")
-    given = parser.parse_args()
+    options = parser.parse_args()
     require_celery()
     folder = Path(tempfile.mkdtemp(prefix="orchestrator-bridge-"))
     folder.chmod(0o755)
-    verdict = run(given.kills, given.seed, folder)
+    verdict = run(options.kills, options.seed, folder)
     sys.stdout.write(f"{verdict}\n{json.dumps(vars(verdict))}\n")
-    if verdict.is_good and not given.keep:
+    if verdict.is_good and not options.keep:
         shutil.rmtree(folder, ignore_errors=True)
     else:
         sys.stdout.write(f"See {folder}\n")

@@ -1,7 +1,7 @@
-"""Who had a message last, and how often Celery sent it, read from the append-only file of Celery's Redis.
+"""Finds lost and resent messages in the append-only file of Celery's Redis.
 
-Celery's workers take messages with BRPOP and note them as reserved in a second command. If a worker or Redis is killed
-between the two, Celery loses the message. In the file, that is an RPOP outside of a script, and no HSET after it.
+Celery's workers pop messages with BRPOP, and record them as reserved in a second command. If a worker or Redis is
+killed in between, Celery loses the message. In the file, this is an RPOP outside of a script without a later HSET.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ _ID = re.compile(rb'\\?"id\\?": \\?"([0-9a-f-]+)')
 
 
 def read_log(folder: Path) -> tuple[set[str], Counter[str]]:
-    """Return the tasks whose messages a worker of Celery took and did not reserve, and how often Celery sent each."""
+    """Return the ids of messages that Celery popped without reserving, and how often Celery sent each id."""
     sent: Counter[str] = Counter()
     lists: defaultdict[bytes, list[bytes]] = defaultdict(list)
     lost: set[str] = set()
     in_script = False
-    for name, *words in _commands(folder):
+    for name, *arguments in _commands(folder):
         if name in (b"MULTI", b"EXEC"):
             in_script = name == b"MULTI"
         elif name == b"RPUSH":
-            lists[words[0]] += words[1:]
+            lists[arguments[0]] += arguments[1:]
         elif name == b"LPUSH":
-            lists[words[0]][:0] = reversed(words[1:])
+            lists[arguments[0]][:0] = reversed(arguments[1:])
             if not in_script:
-                sent.update(one for message in words[1:] for one in _ids(message))
-        elif name == b"LMOVE" and lists[words[0]]:
-            lists[words[1]].insert(0, lists[words[0]].pop())
-        elif name == b"LREM" and words[2] in lists[words[0]]:
-            lists[words[0]].remove(words[2])
-        elif name == b"RPOP" and lists[words[0]]:
-            message = lists[words[0]].pop()
+                sent.update(message_id for message in arguments[1:] for message_id in _ids(message))
+        elif name == b"LMOVE" and lists[arguments[0]]:
+            lists[arguments[1]].insert(0, lists[arguments[0]].pop())
+        elif name == b"LREM" and arguments[2] in lists[arguments[0]]:
+            lists[arguments[0]].remove(arguments[2])
+        elif name == b"RPOP" and lists[arguments[0]]:
+            message = lists[arguments[0]].pop()
             if not in_script:
                 lost |= _ids(message)
-        elif name == b"HSET" and words[0] == b"unacked":
-            lost -= _ids(words[2])
+        elif name == b"HSET" and arguments[0] == b"unacked":
+            lost -= _ids(arguments[2])
     return lost, sent
 
 
@@ -48,19 +48,19 @@ def _ids(message: bytes) -> set[str]:
 
 
 def _commands(folder: Path) -> Iterator[list[bytes]]:
-    """Yield what was written to the first database, where the messages are."""
+    """Yield the commands on database 0, which contains the messages."""
     database = b"0"
     for path in sorted(folder.glob("appendonlydir/*.incr.aof")):
         with path.open("rb") as file:
             while head := file.readline():
                 if not head.startswith(b"*"):
-                    continue  # a time
-                words = []
+                    continue  # a timestamp
+                arguments = []
                 for _ in range(int(head[1:])):
-                    words.append(file.read(int(file.readline()[1:])))
+                    arguments.append(file.read(int(file.readline()[1:])))
                     file.read(2)
-                words[0] = words[0].upper()
-                if words[0] == b"SELECT":
-                    database = words[1]
+                arguments[0] = arguments[0].upper()
+                if arguments[0] == b"SELECT":
+                    database = arguments[1]
                 elif database == b"0":
-                    yield words
+                    yield arguments

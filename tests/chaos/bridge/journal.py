@@ -1,4 +1,4 @@
-"""What tasks write down. It imports nothing of either system."""
+"""The journal of tasks. Imports neither Celery nor the orchestrator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 
 def write(**entry: Any) -> None:
-    """Append a line, in one step."""
     line = json.dumps({"pid": os.getpid(), "at": time.time(), **entry}) + "\n"
     file = os.open(os.environ["BRIDGE_JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
@@ -20,12 +19,11 @@ def write(**entry: Any) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return what was written so far."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def note(who: str, what: str, seconds: float) -> str:
-    """Do the work of a task."""
+    """Perform a task: record its start, sleep, and record its end."""
     write(who=who, what=what, event="start")
     time.sleep(seconds)
     write(who=who, what=what, event="end")
@@ -33,11 +31,11 @@ def note(who: str, what: str, seconds: float) -> str:
 
 
 def fails(who: str, what: str) -> bool:
-    """Say whether a task that fails once fails now; its first run has a line of its own."""
-    mark = Path(os.environ["BRIDGE_JOURNAL"]).with_name(f"failed-{what}")
-    if mark.exists():
+    """Return whether a task that fails once fails now; record the failing run under its own name."""
+    marker = Path(os.environ["BRIDGE_JOURNAL"]).with_name(f"failed-{what}")
+    if marker.exists():
         return False
     write(who=who, what=f"{what}#1", event="start")
-    mark.touch()
+    marker.touch()
     write(who=who, what=f"{what}#1", event="end")
     return True

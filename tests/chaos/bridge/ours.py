@@ -1,4 +1,4 @@
-"""The same tasks, here."""
+"""The orchestrator's tasks, equal to those of `theirs.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A producer of Celery: `python -m tests.chaos.bridge.producer`. It notes what it sends before and after."""
+"""A Celery producer: `python -m tests.chaos.bridge.producer`. Records each send before and after."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from tests.chaos.bridge import journal
 from tests.chaos.bridge.theirs import app, fail_once, note
 
 KINDS = ("plain", "plain", "plain", "urgent", "minor", "later", "chain", "chord", "retry")
-_AWAY = (OperationalError, BackendError, RedisError, OSError)
+_OUTAGE_ERRORS = (OperationalError, BackendError, RedisError, OSError)
 
 
 def main() -> None:
-    """Send until this is killed, or told to stop by a file; read results meanwhile."""
+    """Send and read results until killed, or until the file `stop` exists."""
     stop = Path(os.environ["BRIDGE_JOURNAL"]).with_name("stop")
-    roll = random.Random()
+    generator = random.Random()
     unread: deque[tuple[str, AsyncResult]] = deque()
     for number in itertools.count():
         if stop.exists():
             break
-        what, kind = f"{os.getpid()}-{number}", roll.choice(KINDS)
+        what, kind = f"{os.getpid()}-{number}", generator.choice(KINDS)
         journal.write(event="trying", what=what, kind=kind)
         try:
-            ids = send(what, kind, roll.uniform(0, 0.3))
-        except _AWAY:
-            time.sleep(0.5)  # its Redis is away: whether it has the message, nobody knows
+            ids = send(what, kind, generator.uniform(0, 0.3))
+        except _OUTAGE_ERRORS:
+            time.sleep(0.5)  # the broker may or may not have the message
             continue
         journal.write(event="sent", what=what, kind=kind, ids=ids)
         unread.append((what, app.AsyncResult(ids[what])))
         read(unread)
-        time.sleep(roll.expovariate(20))
+        time.sleep(generator.expovariate(20))
 
 
 def read(unread: deque[tuple[str, AsyncResult]]) -> None:
-    """Read the next results, if they are there."""
+    """Read the next results, if available."""
     for what, result in [unread.popleft() for _ in range(min(2, len(unread)))]:
         try:
             if result.ready():
                 journal.write(event="read", what=what, value=str(result.get(timeout=5, propagate=False)))
                 continue
-        except _AWAY:
+        except _OUTAGE_ERRORS:
             pass
         unread.append((what, result))
 
 
 def send(what: str, kind: str, seconds: float) -> dict[str, str]:
-    """Send one task, or some; return their ids in Celery."""
+    """Send one or several tasks; return their Celery ids by name."""
     if kind == "chain":
         last = chain(note.si(what, seconds), note.si(f"{what}/2", seconds)).apply_async(retry=False)
         return {what: last.parent.id, f"{what}/2": last.id}

@@ -1,4 +1,4 @@
-"""The program of Celery."""
+"""The Celery program with the tasks of the bridge tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery import Celery
 from tests.chaos.bridge import journal
 
 VISIBILITY = 20
-"""Seconds after which what a dead worker had reserved is given to another."""
+"""Seconds after which Celery redelivers messages that a dead worker had reserved."""
 
 app = Celery("shop", broker=os.environ["BRIDGE_BROKER"], backend=os.environ["BRIDGE_RESULTS"])
 app.conf.update(

@@ -1,4 +1,4 @@
-"""What a mutation is, and what finds it."""
+"""A mutation, and the commands that find it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 
 class Finder(NamedTuple):
-    """A command of which it is known that a mutation makes it fail."""
+    """A command that must fail with the mutation."""
 
     arguments: tuple[str, ...]
-    """Of Python, in a repository."""
+    """Arguments of Python, run in the repository."""
     says: str
-    """A regular expression for what it prints then: a mutation that breaks something else has not been found."""
+    """Regular expression for the command's output with the mutation: failing in another way does not count."""
     tries: int = 1
-    """How often it is run. What real faults meet is a matter of time."""
+    """Maximum number of runs: the timing of real faults varies."""
 
     @property
     def command(self) -> str:
-        """Return the command as somebody would type it who has made the change by hand."""
+        """The command as typed by a person who has made the change by hand."""
         module, *rest = self.arguments[1:]
         script = {"tests.chaos.real": "scripts/chaos", "pytest": "scripts/test"}.get(module, f"python -m {module}")
         return " ".join([script, *(word for word in rest if word not in QUIET)])
@@ -29,42 +29,42 @@ QUIET = ("-q", "--no-header", "-p", "no:cacheprovider", "-x")
 
 
 def seeds(numbers: str, says: str) -> Finder:
-    """A seed of the simulator, such as `85`, or several."""
+    """Return a finder that runs seeds of the simulator, such as `85`."""
     return Finder(("-m", "tests.chaos.simulator", *numbers.split()), says)
 
 
 def chaos(options: str, says: str, *, tries: int = 2) -> Finder:
-    """A run of the driver that breaks real processes."""
+    """Return a finder that runs the chaos driver."""
     return Finder(("-m", "tests.chaos.real", *options.split()), says, tries)
 
 
 def tests(names: str, says: str) -> Finder:
-    """Tests, by file or as `file::test`."""
+    """Return a finder that runs tests, given as `file` or `file::test`."""
     return Finder(("-m", "pytest", *QUIET, *names.split()), says)
 
 
 class NotThere(Exception):
-    """The product is not written any more as a mutation expects it."""
+    """A mutation's old text is not in the product (any more)."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change that breaks a promise."""
+    """A change that breaks a promise."""
 
     name: str
     what: str
-    """What the product does then, for people."""
+    """The effect on the product, for display."""
     file: str
     old: str
-    """Stands in the file once."""
+    """Text that occurs once in the file."""
     new: str
     finders: tuple[Finder, ...]
-    """Each of them finds it on its own."""
+    """Commands that each find the mutation alone."""
     missed: str = ""
-    """Who does not find it, and why."""
+    """Tests that do not find the mutation, with the reason."""
 
     def mutated(self, repository: Path) -> str:
-        """Return the text of the file with the change in it."""
+        """Return the mutated text of the file."""
         path = repository / self.file
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         if (found := text.count(self.old)) != 1:

@@ -1,4 +1,4 @@
-"""Mutations of flows: the planner, and what the leader does with its answers."""
+"""Mutations of flows: the planner, and the leader's handling of its commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.chaos.mutations.mutation import Mutation, seeds, tests
 FLOWS = (
     Mutation(
         "visits-numbered-twice",
-        "visits to nodes of subflows are recorded under a number twice",
+        "visits to nodes of subflows are recorded twice under one number",
         "orchestrator/domain/flow/cursor.py",
         "        state.recorded += 1\n",
         "        state.recorded += len(state.frames) == 1\n",
@@ -15,7 +15,7 @@ FLOWS = (
     ),
     Mutation(
         "cancelled-not-awaited",
-        "tasks that were cancelled with their node are not waited for",
+        "tasks that were cancelled with their node are not awaited",
         "orchestrator/domain/flow/cursor.py",
         "            self._state.closing += calls.running\n",
         "",
@@ -23,7 +23,7 @@ FLOWS = (
     ),
     Mutation(
         "branches-as-they-came",
-        "results of branches stand in the order in which they came",
+        "results of branches are stored in the order of their arrival",
         "orchestrator/domain/flow/plan.py",
         "                work.values[position] = event.value\n",
         "                work.values[sum(one is not None for one in work.values)] = event.value\n",
@@ -31,7 +31,7 @@ FLOWS = (
     ),
     Mutation(
         "undone-state-kept",
-        "a leader remembers the state of a flow that it planned last, also where that was rolled back",
+        "a leader keeps the last planned state of a flow although its transaction was rolled back",
         "orchestrator/scheduler/runs/kinds.py",
         "        self._runs.clear()\n",
         "",
@@ -44,7 +44,7 @@ FLOWS = (
     ),
     Mutation(
         "failure-takes-default",
-        "a node that has failed takes its `default` edge although it has an `error` edge",
+        "a failed node follows its `default` edge although it has an `error` edge",
         "orchestrator/domain/flow/cursor.py",
         "            self._follow(current, ERROR)\n",
         '            self._follow(current, "default")\n',
@@ -52,7 +52,7 @@ FLOWS = (
     ),
     Mutation(
         "numbers-begin-again",
-        "the numbers of tasks and timers of a flow begin again",
+        "a failover restarts the numbers of a flow's tasks and timers",
         "orchestrator/domain/flow/state.py",
         "            made=made,\n",
         "            made=0,\n",
@@ -60,7 +60,7 @@ FLOWS = (
     ),
     Mutation(
         "ended-twice",
-        "a run of a flow that has ended is told to end again",
+        "an ended run of a flow ends again",
         "orchestrator/domain/flow/plan.py",
         "        if state.has_ended and not (isinstance(event, commands.Retried) and state.error is not None):\n",
         "        if False:\n",
@@ -68,7 +68,7 @@ FLOWS = (
     ),
     Mutation(
         "timer-of-before",
-        "a timer of an earlier wait ends a later one",
+        "the timer of an earlier wait ends a later wait",
         "orchestrator/domain/flow/waits.py",
         "        if not isinstance(work, Wait) or work.timer != timer:\n",
         "        if not isinstance(work, Wait):\n",
@@ -78,11 +78,11 @@ FLOWS = (
                 "^E ",
             ),
         ),
-        missed="simulator: a timer is forgotten with its wait",
+        missed="simulator: a timer is deleted with its wait",
     ),
     Mutation(
         "early-signal-lost",
-        "a signal that comes before a run of a flow has begun is lost",
+        "a signal that arrives before a flow's run has begun is lost",
         "orchestrator/domain/flow/waits.py",
         "        if state.is_over:\n            self.keep(event)\n",
         "        if not state.frames:\n            return\n        if state.is_over:\n            self.keep(event)\n",
@@ -92,6 +92,6 @@ FLOWS = (
                 "^E ",
             ),
         ),
-        missed="simulator: people there send again what is waited for",
+        missed="simulator: its person repeats signals",
     ),
 )

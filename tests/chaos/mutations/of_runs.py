@@ -1,4 +1,4 @@
-"""Mutations of what becomes of runs: bisecting ticks, plans, and workflows as code."""
+"""Mutations of runs: ticks that bisect, plans of DAGs, and code workflows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _UNDONE = "            tx.result = outer\n            tx.rolled_back()\n        
 CAREFUL_TICKS = (
     Mutation(
         "nobody-isolated",
-        "a tick never bisects: one run that cannot be planned stops everybody",
+        "a tick never bisects: one run that cannot be planned stops all others",
         "orchestrator/scheduler/transaction.py",
         "    if not tx.is_bisecting:\n        do(tx, items)\n",
         "    if True:\n        do(tx, items)\n",
@@ -17,7 +17,7 @@ CAREFUL_TICKS = (
     ),
     Mutation(
         "rolled-back-result-told",
-        "the result of a part of a tick that was rolled back is published all the same",
+        "the result of a rolled back part of a tick is published",
         "orchestrator/scheduler/transaction.py",
         _UNDONE,
         "            outer.merge(tx.result)\n" + _UNDONE,
@@ -31,7 +31,7 @@ CAREFUL_TICKS = (
     ),
     Mutation(
         "undone-cancel-told",
-        "a worker is told to stop what was cancelled in a part of a tick that was rolled back",
+        "a worker is ordered to stop a task that was cancelled in a rolled back part of a tick",
         "orchestrator/scheduler/transaction.py",
         _UNDONE,
         "            outer.outgoing.revoked.extend(tx.result.outgoing.revoked)\n" + _UNDONE,
@@ -45,21 +45,20 @@ CAREFUL_TICKS = (
     ),
     Mutation(
         "undone-plan-kept",
-        "who remembers something does not hear of a part of a tick that was rolled back",
+        "caches are not told that a part of a tick was rolled back",
         "orchestrator/scheduler/transaction.py",
         _UNDONE,
         "            tx.result = outer\n            belongs_to_part = ",
         (
             tests(
-                "tests/chaos/test_simulator.py"
-                "::test_poison_harms_no_run_that_is_told_something_together_with_the_poisoned_one",
+                "tests/chaos/test_simulator.py::test_poison_harms_no_other_run_of_the_same_tick",
                 "not at rest",
             ),
         ),
     ),
     Mutation(
         "undone-tick-remembered",
-        "who remembers something does not hear of a whole tick that was rolled back",
+        "caches are not told that a whole tick was rolled back",
         "orchestrator/scheduler/term.py",
         "            self._rolled_back()\n            self.due_in = 0.0\n",
         "            self.due_in = 0.0\n",
@@ -70,8 +69,7 @@ CAREFUL_TICKS = (
                 "^E ",
             ),
             tests(
-                "tests/chaos/test_simulator.py"
-                "::test_poison_harms_no_run_that_is_told_something_together_with_the_poisoned_one",
+                "tests/chaos/test_simulator.py::test_poison_harms_no_other_run_of_the_same_tick",
                 "not at rest",
             ),
         ),
@@ -81,7 +79,7 @@ CAREFUL_TICKS = (
 PLANS = (
     Mutation(
         "plan-begun-anew",
-        "a new leader does not read how far the plan of a run has come",
+        "a new leader does not read the progress of a run's plan",
         "orchestrator/scheduler/dag/plans.py",
         "            plan = Plan(compiled.graph, state)\n",
         "            plan = Plan(compiled.graph, None)\n",
@@ -89,7 +87,7 @@ PLANS = (
     ),
     Mutation(
         "plan-not-resumed",
-        "a new leader does not go on with what a plan had no room for",
+        "a new leader does not resume a plan that did not fit into a tick",
         "orchestrator/scheduler/dag/plans.py",
         "                plan.resume()\n",
         "                pass\n",
@@ -106,7 +104,7 @@ PLANS = (
 CODE = (
     Mutation(
         "code-sleeps",
-        "code sleeps although something happened during its turn",
+        "a code workflow sleeps although a fact arrived during its turn",
         "orchestrator/store/code/taken_turns.py",
         "blockers = CASE WHEN run.last_event > r.through THEN 0 ELSE 1 END",
         "blockers = 1",
@@ -119,7 +117,7 @@ CODE = (
     ),
     Mutation(
         "turn-of-any-attempt",
-        "a turn of any attempt counts, not only of the current one",
+        "a turn of any attempt counts, not only that of the current attempt",
         "orchestrator/store/code/taken_turns.py",
         "{current_attempt()}\n     CROSS JOIN LATERAL (SELECT last_event",
         "CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.tasks\n"
@@ -134,7 +132,7 @@ CODE = (
     ),
     Mutation(
         "continue-forgets",
-        "a run that continues as new forgets that it was cancelled, and what it was told",
+        "a run that continues as new loses its cancellation and its messages",
         "orchestrator/domain/code/ends.py",
         "    return CarriedOver(facts, settled)\n",
         "    return CarriedOver([], [])\n",
@@ -145,7 +143,7 @@ CODE = (
     ),
     Mutation(
         "promise-given-up",
-        "what is said of a promise that the code has given up meanwhile is lost",
+        "the resolution of a promise that the code has given up is lost",
         "orchestrator/scheduler/code/requests.py",
         "    if not missed:\n        return\n    runs = list({run for run, _ in missed})\n",
         "    return\n    runs = list({run for run, _ in missed})\n",

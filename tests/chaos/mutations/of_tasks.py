@@ -1,4 +1,4 @@
-"""Mutations of what becomes of tasks: dispatch, reports, losses, limits, and who leads."""
+"""Mutations of tasks: dispatch, reports, losses, limits, and leadership."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TASKS = (
     ),
     Mutation(
         "pulled-again-at-once",
-        "pulled work that Redis has lost is offered to others at once",
+        "pulled work that Redis has lost is offered to other clients at once",
         "workers/executors/pull.py",
         "self._offer_work(execution, again=True)",
         "self._offer_work(execution)",
@@ -26,7 +26,7 @@ TASKS = (
     ),
     Mutation(
         "dead-at-first-silence",
-        "workers are taken for dead at the first missing heartbeat",
+        "workers are declared dead at the first missing heartbeat",
         "orchestrator/scheduler/fleet/view.py",
         "            self.fair_time += min(monotonic - self._last_check, self.ttl / 2)\n",
         "            self.fair_time += self.ttl\n",
@@ -39,7 +39,7 @@ TASKS = (
     ),
     Mutation(
         "ttl-too-short",
-        "the TTL of workers is a tenth of what is set",
+        "the TTL of workers is a tenth of the setting",
         "orchestrator/scheduler/fleet/view.py",
         "        self.ttl = ttl\n",
         "        self.ttl = ttl / 10\n",
@@ -47,7 +47,7 @@ TASKS = (
     ),
     Mutation(
         "heartbeats-believed",
-        "heartbeats are believed as long as Redis keeps them, whatever their number",
+        "heartbeats count as long as Redis keeps them, even if their number does not change",
         "orchestrator/scheduler/fleet/view.py",
         "            if beat.number == 0 or beat.number != self._numbers.get(beat.worker):\n",
         "            if True:\n",
@@ -58,16 +58,16 @@ TASKS = (
     ),
     Mutation(
         "completion-overruled",
-        "an attempt that has completed in its transaction is failed or cancelled all the same",
+        "an attempt that has completed in its transaction is failed or cancelled",
         "orchestrator/store/tasks/transitions.py",
         "     WHERE t.ctid = found.place AND t.completion IS NULL\n    RETURNING t.*, r.reason",
         "     WHERE t.ctid = found.place\n    RETURNING t.*, r.reason",
         (tests("tests/integration/test_completions.py::test_a_completed_task_is_not_taken_away", "^E "),),
-        missed="simulator: seed 10, which found it once, no longer does",
+        missed="simulator: seed 10 no longer finds it",
     ),
     Mutation(
         "success-of-any-attempt",
-        "a success counts whichever attempt it is of",
+        "a success of any attempt counts",
         "orchestrator/store/tasks/transitions.py",
         "     {current_attempt(sources_of(TaskState.SUCCESS))}\n     WHERE t.ctid = found.place {condition}\n",
         "     CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.tasks\n"
@@ -80,7 +80,7 @@ TASKS = (
     ),
     Mutation(
         "first-loss-charged",
-        "the first loss is not free: who died with others is charged for it",
+        "the first loss is charged, even to a task that ran with others",
         "orchestrator/domain/tasks/outcomes.py",
         "    charged = 1 if alone else 0\n",
         "    charged = 1\n",
@@ -94,7 +94,7 @@ TASKS = (
     ),
     Mutation(
         "losses-free",
-        "no loss is charged: what kills its process is tried until it has killed thirty",
+        "no loss is charged: a task that kills its process is retried thirty times",
         "orchestrator/domain/tasks/outcomes.py",
         "    charged = 1 if alone else 0\n",
         "    charged = 0\n",
@@ -102,7 +102,7 @@ TASKS = (
     ),
     Mutation(
         "no-last-word-free",
-        "what ran in a process that left no last word is handed back free of charge",
+        "tasks of a process that died without a farewell are returned free of charge",
         "workers/parent/child.py",
         "            Lost(*attempt, alone=False, reason=died_of)\n            if attempt in begun",
         '            Returned(*attempt, "worker stops")\n            if attempt in begun',
@@ -110,16 +110,16 @@ TASKS = (
     ),
     Mutation(
         "exit-code-believed",
-        "what ran in a process that ended with exit code 4 is handed back free of charge",
+        "tasks of a process that ended with exit code 4 are returned free of charge",
         "workers/parent/child.py",
         "        if self.held.farewell is Farewell.UNFINISHED or self.dismissed:\n",
         '        if self.held.farewell is Farewell.UNFINISHED or self.dismissed or died_of == "exit code 4":\n',
         (tests("tests/acceptance/test_crashes.py::test_the_exit_code_of_a_task_means_nothing[4]", "ResultTimeout"),),
-        missed="driver in 10 s: few of the codes are a 4, and the next attempt has another",
+        missed="driver in 10 s: few exit codes are 4, and the next attempt has another one",
     ),
     Mutation(
         "tasks-to-any-worker",
-        "tasks go to any worker, whatever it knows",
+        "tasks go to workers that do not know them",
         "orchestrator/scheduler/dispatch/dispatcher.py",
         "            elif kinds is None or task.is_turn_task:\n",
         "            elif True:\n",
@@ -130,11 +130,11 @@ TASKS = (
                 "^E .*old|^E .*80",
             ),
         ),
-        missed="driver in 20 s: a worker hands back what it does not know, and another does it a moment later",
+        missed="driver in 20 s: a worker returns an unknown task, and another worker runs it soon",
     ),
     Mutation(
         "rates-forgotten",
-        "a new leader forgets the rates that were used",
+        "a new leader forgets the used capacity of rates",
         "orchestrator/scheduler/limits.py",
         "            self.buckets.due.update(store.buckets(tx.connection))\n",
         "",
@@ -148,7 +148,7 @@ TASKS = (
     ),
     Mutation(
         "cancelled-makes-room",
-        "a cancelled attempt makes room in its lane before its code has stopped",
+        "a cancelled attempt frees its place in the lane before its code has stopped",
         "orchestrator/scheduler/tasks/creation.py",
         "lingering={task.id for task in revoked})\n",
         "lingering=())\n",
@@ -166,7 +166,7 @@ TASKS = (
     ),
     Mutation(
         "follow-ups-lost",
-        "of several tasks that are to follow others in one tick, only the first is created",
+        "of several callbacks in one tick, only the first is created",
         "orchestrator/scheduler/requests.py",
         "        follow_ups = list(tx.result.tasks.follow_ups)\n",
         "        follow_ups = list(tx.result.tasks.follow_ups)[:1]\n",
@@ -174,7 +174,7 @@ TASKS = (
     ),
     Mutation(
         "late-fires-left-out",
-        "fires that are late by two seconds are left out",
+        "fires that are two seconds late are omitted",
         "orchestrator/domain/schedules/schedule.py",
         "        chosen.append(following)\n",
         "        if now - following < timedelta(seconds=2):\n            chosen.append(following)\n",
@@ -190,7 +190,7 @@ TASKS = (
 TERMS = (
     Mutation(
         "term-not-checked",
-        "a leader that has been replaced goes on to write",
+        "a replaced leader continues to write",
         "orchestrator/store/leases.py",
         '_OWN_TERM = "WHERE shard = %(shard)s AND term = %(term)s"\n',
         '_OWN_TERM = "WHERE shard = %(shard)s AND %(term)s::bigint > 0"\n',
@@ -198,7 +198,7 @@ TERMS = (
     ),
     Mutation(
         "foresight-trusted",
-        "an end that the leader has foreseen follows also if Postgres has not ended the task",
+        "a foreseen end is followed up although Postgres has not ended the task",
         "orchestrator/store/tasks/transitions.py",
         "CASE count(*) WHEN %(number)s::int THEN",
         "CASE count(*) * 0 + %(number)s::int WHEN %(number)s::int THEN",
@@ -211,7 +211,7 @@ TERMS = (
     ),
     Mutation(
         "term-issued-twice",
-        "a term that Postgres issues twice is taken for the first of its number",
+        "a term that Postgres issues twice is taken for the first one",
         "orchestrator/scheduler/fleet/generations.py",
         "        if not is_new:\n            self.postgres_has_lost_commits()\n",
         "",
@@ -224,7 +224,7 @@ TERMS = (
     ),
     Mutation(
         "generation-named-twice",
-        "a generation of a term that is issued twice has the name of the first",
+        "a generation of a term that is issued twice gets the first one's name",
         "orchestrator/scheduler/fleet/generations.py",
         "token = secrets.token_hex(4)\n",
         'token = "0"\n',
@@ -238,7 +238,7 @@ TERMS = (
     ),
     Mutation(
         "applied-not-sent-again",
-        "after commits were lost, workers send again only what was not applied",
+        "after lost commits, workers resend unapplied reports only",
         "workers/reporting/reporter.py",
         "            if rewind_of(generation) != rewind_of(self.generation):\n",
         "            if False:\n",
@@ -252,7 +252,7 @@ TERMS = (
     ),
     Mutation(
         "fence-not-raised",
-        "after commits were lost, attempts are numbered as if none had been",
+        "after lost commits, the fence of attempts is not raised",
         "orchestrator/scheduler/fleet/generations.py",
         "                self._leadership.raise_fence(writing, _FENCE_STEP + secrets.randbelow(_FENCE_STEP))\n",
         "                pass\n",

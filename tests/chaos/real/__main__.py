@@ -17,12 +17,12 @@ from tests.chaos.real.loads import LOADS
 from tests.chaos.real.plan import chosen
 from tests.chaos.real.run import Experiment, Outcome, Progress, run
 
-_EVERY_LINE = 5
-"""Seconds between two lines of progress where there is no terminal."""
+_LOG_INTERVAL = 5
+"""Seconds between two progress lines without a terminal."""
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--seconds", type=click.FloatRange(2), default=60.0, help="How long faults strike.")
+@click.option("--seconds", type=click.FloatRange(2), default=60.0, help="How long faults are injected.")
 @click.option("--seed", type=int, default=1, help="Decides the load and the faults.")
 @click.option("--seeds", type=click.IntRange(1), default=1, help="Run this many seeds, from --seed upwards.")
 @click.option(
@@ -37,7 +37,7 @@ _EVERY_LINE = 5
     default="",
     show_default="all",
     metavar="A,B",
-    help="Only these kinds of work: journey, dag. What schedules start, and what people tell runs, comes beside it.",
+    help="Only these kinds of work: journey, dag. Schedules and messages to runs are added.",
 )
 @click.option("--schedulers", type=click.IntRange(1), default=2, help="One leads, and the others stand by.")
 @click.option("--workers", type=click.IntRange(1), default=3, help="Each with two processes of five slots.")
@@ -62,8 +62,8 @@ def main(
 ) -> None:
     """Run a load on real schedulers and workers, break everything around them, and check that nothing is lost.
 
-    The same seed means the same load and the same plan of faults. What exactly they meet is a matter of real time, so
-    a failing seed may need to be run several times to fail again.
+    The same seed means the same load and the same plan of faults. Their effects depend on timing, so that a failing
+    seed may need several runs to fail again.
     """
     without = left_out()
     groups = tuple(name.strip() for name in faults.split(",") if name.strip())
@@ -79,7 +79,7 @@ def main(
         raise click.BadParameter("none of these faults is possible on this system.", param_hint="--faults")
     for kind, reason in without.items():
         click.echo(f"Left out: {kind}. {reason}", err=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all processes are stopped
     failed = False
     for number in range(seed, seed + seeds):
         experiment = Experiment(
@@ -94,7 +94,7 @@ def main(
         )
         folder = Path(tempfile.mkdtemp(prefix="orchestrator-chaos-"))
         folder.chmod(0o755)  # Postgres may run as another user
-        outcome = run(experiment, folder, _Line())
+        outcome = run(experiment, folder, _ProgressLine())
         click.echo(json.dumps(outcome.as_data()) if as_json else _summary(outcome))
         failed = failed or bool(outcome.violations)
         if outcome.violations or keep:
@@ -104,8 +104,8 @@ def main(
     sys.exit(1 if failed else 0)
 
 
-class _Line:
-    """Shows progress on stderr: one line that changes, or one every few seconds where there is no terminal."""
+class _ProgressLine:
+    """Shows progress on stderr: one changing line on a terminal, otherwise one line every few seconds."""
 
     def __init__(self) -> None:
         self._last = -1
@@ -117,15 +117,15 @@ class _Line:
         )
         if sys.stderr.isatty():
             click.echo(f"\r\033[K{text:.{shutil.get_terminal_size().columns}}", nl=False, err=True)
-        elif int(progress.seconds) // _EVERY_LINE != self._last or progress.phase != "chaos":
-            self._last = int(progress.seconds) // _EVERY_LINE
+        elif int(progress.seconds) // _LOG_INTERVAL != self._last or progress.phase != "chaos":
+            self._last = int(progress.seconds) // _LOG_INTERVAL
             click.echo(text.rstrip(), err=True)
 
 
 def _summary(outcome: Outcome) -> str:
     experiment = outcome.experiment
     lines = [
-        f"\r\033[K{_words(outcome)}" if sys.stderr.isatty() else _words(outcome),
+        f"\r\033[K{_headline(outcome)}" if sys.stderr.isatty() else _headline(outcome),
         f"  faults: {_counts(outcome.faults)}",
         f"  submitted: {_counts(outcome.submitted)}",
     ]
@@ -141,7 +141,7 @@ def _summary(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def _words(outcome: Outcome) -> str:
+def _headline(outcome: Outcome) -> str:
     verdict = f"{len(outcome.violations)} VIOLATIONS" if outcome.violations else "every promise kept"
     return (
         f"seed {outcome.experiment.seed}: {verdict}; {sum(outcome.faults.values())} faults, "

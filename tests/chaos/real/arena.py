@@ -1,4 +1,4 @@
-"""Where an experiment happens: servers, processes on them, and a wire between each process and each server."""
+"""The setting of an experiment: servers, processes, and a proxy between each process and each server."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from tests.chaos.real.proxy import Proxies, Proxy
 from tests.chaos.real.standby import Standby
 
 IMPATIENT = {"worker_ttl": 3.0, "heartbeat": 0.5, "lease": 2.0, "drain_timeout": 3.0}
-"""Settings under which faults of seconds are long ones."""
-_KEEP_EVERY = 0.1
+"""Settings with short timeouts, for which a fault of some seconds is long."""
+_RESTART_INTERVAL = 0.1
 _STARTS = f"""
 CREATE SCHEMA chaos;
 CREATE TABLE chaos.starts (task uuid NOT NULL, lane text, at timestamptz NOT NULL DEFAULT now());
@@ -45,14 +45,14 @@ CREATE TRIGGER write_down AFTER UPDATE ON orchestrator.tasks FOR EACH ROW
 
 
 def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
         return port
 
 
 class Arena:
-    """Postgres, Redis, schedulers and workers, for as long as the `with` block lasts."""
+    """Postgres, Redis, schedulers and workers within a `with` block."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Arena:
         self.workers: list[Member] = []
         self.apis: list[Member] = []
         self.api_port = _free_port()
-        self._wanted = (schedulers, workers, hosts)
+        self._sizes = (schedulers, workers, hosts)
         self._has_clocks = clocks
         self._settings = settings
         self._proxies = Proxies()
@@ -109,7 +109,6 @@ class Arena:
 
     @property
     def settings(self) -> Settings:
-        """Return the client's settings."""
         redis, postgres = self.client_wires
         return load_settings(
             folder=self.folder,
@@ -120,7 +119,7 @@ class Arena:
         )
 
     def leader(self) -> Member | None:
-        """Return the scheduler that holds the lease, if one does."""
+        """Return the member that holds the lease, or None."""
         with suppress(psycopg2.Error):
             for row in self.sql("SELECT address FROM orchestrator.leases WHERE expires_at > now()"):
                 pid = int(row["address"].rpartition(":")[2])
@@ -128,7 +127,7 @@ class Arena:
         return None
 
     def sql(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """Ask Postgres, past every wire."""
+        """Run a statement on Postgres, without a proxy."""
         with (
             closing(psycopg2.connect(self.services.database_url, connect_timeout=5)) as connection,
             connection.cursor(cursor_factory=psycopg2.extras.RealDictCursor) as cursor,
@@ -138,19 +137,19 @@ class Arena:
 
     @contextmanager
     def redis(self) -> Iterator[Redis]:
-        """Talk to Redis, past every wire."""
+        """Connect to Redis, without a proxy."""
         with Redis.from_url(self.services.redis_url, socket_timeout=5) as client:
             yield client
 
     def heal(self) -> None:
-        """Mend every wire and start what should run; the faults themselves have been left before."""
+        """Heal every proxy and start the servers. All faults must have been left before."""
         for wire in self.wires():
             wire.heal()
         self.services.postgres.start()
         self.services.redis.start()
 
     def fail_over(self) -> None:
-        """Let Postgres die, and a standby that has everything take its place."""
+        """Kill Postgres, and promote a standby that has all its data."""
         primary = self.services.postgres
         self._failovers += 1
         standby = Standby(self.services.folder / f"standby-{self._failovers}", primary)
@@ -166,12 +165,11 @@ class Arena:
             wire.redirect(self._postgres_socket())
 
     def wires(self) -> list[Proxy]:
-        """Return every wire to a server."""
         of_members = [wire for member in self.members for wire in (member.redis, member.postgres) if wire is not None]
         return [*of_members, *self.client_wires]
 
     def stop_members(self, timeout: float = 30.0) -> dict[str, int | None]:
-        """End all processes in good order, workers first; return how each ended."""
+        """Stop all processes gracefully, workers first; return their exit codes, None for a process that was killed."""
         exit_codes: dict[str, int | None] = {}
         for members in (self.apis, self.workers, self.schedulers):
             for member in members:
@@ -179,10 +177,10 @@ class Arena:
             exit_codes |= {member.name: member.wait_for_end(timeout) for member in members}
         return exit_codes
 
-    # -- making it
+    # -- setup
 
     def _write_down_starts(self) -> None:
-        """Let Postgres itself write down when a task is handed out whose rate is limited, or that only some know."""
+        """Create a trigger that records the dispatch of tasks with a limited rate, or known to one release only."""
         with (
             closing(psycopg2.connect(self.services.database_url)) as connection,
             connection,
@@ -191,8 +189,8 @@ class Arena:
             cursor.execute(_STARTS)
 
     def _make_members(self, stack: ExitStack) -> None:
-        """Make the members; the first of each role is on a host of its own, if there are to be hosts."""
-        schedulers, workers, has_hosts = self._wanted
+        """Create the members. With hosts, the first scheduler and the first worker each get a host."""
+        schedulers, workers, has_hosts = self._sizes
         hosts: list[Host] = []
         for number in range(2 if has_hosts else 0):
             hosts.append(Host(number))
@@ -211,8 +209,8 @@ class Arena:
 
     def _member(self, name: str, arguments: list[str], **connections: Any) -> Member:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("ORCHESTRATOR_")}
-        given = {f"ORCHESTRATOR_{key.upper()}": str(value) for key, value in self._settings.items()}
-        environment = {**inherited, **given, LOG: str(self.journal.execution_log), "PYTHONUNBUFFERED": "1"}
+        own = {f"ORCHESTRATOR_{key.upper()}": str(value) for key, value in self._settings.items()}
+        environment = {**inherited, **own, LOG: str(self.journal.execution_log), "PYTHONUNBUFFERED": "1"}
         log, clock = self.folder / f"{name}.log", self._clock(name)
         return Member(name, arguments, environment, log, clock=clock, **connections)
 
@@ -232,10 +230,10 @@ class Arena:
     def _wire(self, server: Path, host: Host | None) -> Proxy:
         return self._proxies.to(server, host.address if host is not None else "127.0.0.1")
 
-    # -- keeping it
+    # -- restarting members
 
     def _keep(self) -> None:
-        while not self._closing.wait(_KEEP_EVERY):
+        while not self._closing.wait(_RESTART_INTERVAL):
             for member in self.members:
                 member.keep()
 

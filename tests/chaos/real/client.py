@@ -1,4 +1,4 @@
-"""A client that submits work while everything breaks, and writes down every enqueue that committed."""
+"""A client that submits work during the faults, and records every enqueue that returned."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.chaos.real.visitor import Visitor
 from tests.chaos.real.weather import is_weather
 
 Cancellable = Handle[Any] | RunHandle[Any] | WorkflowHandle[Any]
-MOST_OPEN = 1_500
-"""Tasks; a client that is this far ahead waits."""
+MAX_OPEN_TASKS = 1_500
+"""Open tasks above which the client waits."""
 
 
 class Client:
-    """Submits work, in a thread, and writes down every enqueue that committed."""
+    """Submits work in a thread, and records every enqueue that returned."""
 
     def __init__(self, arena: Arena, seed: int, rate: float, loads: Sequence[str] = ()) -> None:
         self._arena = arena
@@ -42,12 +42,12 @@ class Client:
         self.runs: list[RunHandle[Any]] = []
         self.journeys: list[WorkflowHandle[Any]] = []
         self.slow_to_stop: Handle[Any] | None = None
-        """The last of the tasks that are cancelled for the next one of their kind."""
+        """The last enqueued task of the load `reconsidered`, which cancels it before the next."""
         self.counts: Counter[str] = Counter()
-        """How often each kind was submitted; `refused` raised, and may or may not have committed."""
+        """Submissions by kind; `refused` counts errors, after which the enqueue may or may not have committed."""
         self.open = 0
         self.violations: list[str] = []
-        """What no caller should ever see."""
+        """Errors that no caller may ever get."""
         self._outsider = Outsider(arena, seed)
         self._visitor = Visitor(arena, seed)
         self._puller = Puller(arena, seed)
@@ -56,36 +56,36 @@ class Client:
         self._thread = threading.Thread(target=self._run, name="client", daemon=True)
 
     def committed(self, handle: Handle[Any]) -> None:
-        """Write down that this enqueue returned."""
+        """Record that the enqueue of a task returned."""
         append(self._arena.journal.commit_log, "task", handle.id)
 
     def enqueued(self, handle: Handle[Any]) -> None:
-        """Write it down; the task may be cancelled later."""
+        """Record that the enqueue of a task returned; the task may be canceled later."""
         self.committed(handle)
         self.tasks.append(handle)
 
     def begun(self, run: RunHandle[Any] | WorkflowHandle[Any]) -> None:
-        """Write down that this start returned."""
+        """Record that the start of a run returned."""
         append(self._arena.journal.commit_log, "run", run.id)
 
     def started(self, run: RunHandle[Any]) -> None:
-        """Write it down; the run may be cancelled later."""
+        """Record that the start of a run returned; the run may be canceled later."""
         self.begun(run)
         self.runs.append(run)
 
     def set_out(self, run: WorkflowHandle[Any], width: int) -> None:
-        """Write down that this start returned, and how many steps the run is to take side by side."""
+        """Record that the start of a journey returned, and the number of its parallel steps."""
         self.begun(run)
         append(self._arena.journal.commit_log, "journey", run.id, width)
         self.journeys.append(run)
 
     def go_round(self, run: WorkflowHandle[Any]) -> None:
-        """Write down that this start returned; the run may be cancelled later."""
+        """Record that the start of a workflow returned; the run may be canceled later."""
         self.begun(run)
         self.journeys.append(run)
 
     def cancelling(self, handle: Cancellable) -> None:
-        """Write down that this is about to be cancelled."""
+        """Record that a task or run is about to be canceled."""
         append(self._arena.journal.commit_log, "cancel", handle.id)
 
     def start(self) -> None:
@@ -93,7 +93,7 @@ class Client:
         app._client._settings = self._arena.settings
         app.workflows.apply(workflow())
         app.flows.publish("errands", FLOW)
-        self._clockwork.wind_up()
+        self._clockwork.create_schedules()
         self._thread.start()
         self._outsider.start()
         self._puller.start()
@@ -101,7 +101,7 @@ class Client:
             self._visitor.start()
 
     def stop(self) -> None:
-        """Submit no more. What was begun is still talked to, until `close`."""
+        """Stop submitting. Messages to waiting runs continue until `close`."""
         self._stopping.set()
         self._visitor.stop()
         self._outsider.hurry()
@@ -109,34 +109,34 @@ class Client:
             self._thread.join()
 
     def wind_down(self) -> None:
-        """Once everything is healed: let schedules fire what they owe, and then no more."""
-        self.violations += self._clockwork.wind_down()
+        """When everything is healed: pause the schedules once all due fires have happened."""
+        self.violations += self._clockwork.pause_schedules()
 
     def close(self) -> None:
-        """End, when everything is at rest."""
+        """Stop all threads; call this when everything is at rest."""
         self.stop()
         self._outsider.stop()
         self._visitor.close()
         self._puller.close()
-        for other in (self._outsider, self._visitor, self._puller):
-            self.violations += other.violations
-            self.counts += other.counts
+        for helper in (self._outsider, self._visitor, self._puller):
+            self.violations += helper.violations
+            self.counts += helper.counts
         app.close()
         app._client._settings = None
 
     def _run(self) -> None:
         kinds, weights = zip(*self._loads, strict=True)
-        looked_at = 0.0
+        counted_at = 0.0
         while not self._stopping.wait(self._pause):
             try:
-                if time.monotonic() - looked_at > 1.0:
+                if time.monotonic() - counted_at > 1.0:
                     self._count_open()
-                    looked_at = time.monotonic()
-                if self.open < MOST_OPEN:
+                    counted_at = time.monotonic()
+                if self.open < MAX_OPEN_TASKS:
                     kind = self.random.choices(kinds, weights)[0]
                     kind(self)
                     self.counts[kind.__name__] += 1
-            except Exception as error:  # noqa: BLE001  # whatever but the weather a caller sees is a defect
+            except Exception as error:  # noqa: BLE001  # any error except of an outage is a defect
                 if is_weather(error):
                     self.counts["refused"] += 1
                 else:
@@ -146,4 +146,4 @@ class Client:
         try:
             self.open = self._arena.sql("SELECT count(*) AS open FROM orchestrator.tasks")[0]["open"]
         except psycopg2.OperationalError:
-            return  # down at the moment; the last count will do
+            return  # Postgres is down: keep the last count

@@ -1,4 +1,4 @@
-"""Wall clocks that can be set: a library that a process loads before all others says what time it is."""
+"""Wall clocks that can be set: a preloaded library replaces the process's clock functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SOURCE = Path(__file__).with_name("clock.c")
 
 
 class Clock:
-    """The wall clock of one process and of all that it starts."""
+    """The wall clock of a process and its children."""
 
     def __init__(self, folder: Path, name: str) -> None:
         library = folder / "clock.so"
@@ -28,26 +28,26 @@ class Clock:
         self.environment = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(self._file)}
 
     def step_to(self, seconds: int) -> None:
-        """Be so many seconds ahead of the true time, at once."""
+        """Set the clock so many seconds ahead of the true time."""
         with self._file.open("r+b") as file:
             file.write(struct.pack("q", seconds))
 
 
 class RedisWithClock(EmbeddedRedis):
-    """A Redis with a clock of its own."""
+    """A Redis with a separate wall clock."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         super().__init__(folder)
         self.clock = clock
 
     def launch(self, *args: Any, **options: Any) -> None:
-        """Start it, with its clock."""
+        """Start Redis with its clock."""
         super().launch(*args, env={**os.environ, **self.clock.environment}, **options)
 
 
 @cache
 def are_possible() -> bool:
-    """Say whether this system lets us make clocks: there must be a C compiler."""
+    """Return whether this system can compile the library: it needs a C compiler."""
     if shutil.which("cc") is None:
         return False
     with tempfile.TemporaryDirectory(prefix="orchestrator-clock-") as folder:

@@ -1,4 +1,4 @@
-"""The schedules of the application: set before anything breaks, and paused when all is healed."""
+"""The application's schedules: created before the first fault, and paused when everything is healed."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ _LATE = "SELECT workflow FROM orchestrator.schedules WHERE next_fire <= now()"
 
 
 class Clockwork:
-    """Winds schedules up and down, and writes down from when to when they had to fire."""
+    """Creates and pauses the schedules, and records their first and last due times."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
 
-    def wind_up(self) -> None:
-        """Set what the application declares."""
+    def create_schedules(self) -> None:
+        """Create the schedules that the application declares."""
         app.schedules.apply()
         self._note("first")
 
-    def wind_down(self) -> list[str]:
-        """Pause every schedule once it owes nothing; return what went wrong."""
+    def pause_schedules(self) -> list[str]:
+        """Pause every schedule when no fire is due; return what went wrong."""
         deadline = time.monotonic() + _TIMEOUT
         while time.monotonic() < deadline:
             try:
                 if not self._arena.sql(_LATE):
                     for name in app.schedules._declared:
-                        with suppress(WrongState):  # an earlier round has paused it
+                        with suppress(WrongState):  # already paused by an earlier attempt
                             app.schedules[name].pause()
                     self._note("next")
                     return []
             except psycopg2.OperationalError:
-                pass  # it starts
-            except Exception as error:  # whatever but the weather a caller sees is a defect
+                pass  # Postgres is starting
+            except Exception as error:  # any error except of an outage is a defect
                 if not is_weather(error):
                     raise
             time.sleep(0.1)
         return [f"schedules still owed fires {_TIMEOUT:g} s after everything was healed"]
 
-    def _note(self, which: str) -> None:
-        """Write down the fire that comes first, or that would come next."""
+    def _note(self, bound: str) -> None:
+        """Record the next fire of every schedule: the first one, or the one that the pause prevents."""
         for row in self._arena.sql("SELECT workflow, extract(epoch FROM next_fire) AS at FROM orchestrator.schedules"):
-            append(self._arena.journal.commit_log, "schedule", row["workflow"], which, f"{row['at']:.0f}")
+            append(self._arena.journal.commit_log, "schedule", row["workflow"], bound, f"{row['at']:.0f}")

@@ -1,4 +1,4 @@
-"""Plays a plan of faults: strikes each at its time, heals it at its time, and writes down what it did."""
+"""Executes a plan of faults: injects and heals each at its time, and records both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.chaos.real.plan import Strike
 
 
 class Driver:
-    """Breaks an arena, in a thread; when the thread has ended, everything is healed."""
+    """Injects the faults into an arena in a thread; when the thread has ended, everything is healed."""
 
     def __init__(self, arena: Arena, plan: Sequence[Strike]) -> None:
         self._arena = arena
@@ -28,10 +28,10 @@ class Driver:
         self._thread = threading.Thread(target=self._run, name="driver", daemon=True)
         self._stopping = threading.Event()
         self._began = 0.0
-        self.struck: Counter[str] = Counter()
-        """How often each kind has struck."""
+        self.injected: Counter[str] = Counter()
+        """Injected faults by kind."""
         self.active: list[str] = []
-        """The kinds that are not yet healed."""
+        """The kinds of faults that are not yet healed."""
         self.history: list[str] = []
         self.error: BaseException | None = None
 
@@ -40,12 +40,12 @@ class Driver:
         self._thread.start()
 
     def stop(self) -> None:
-        """Strike no more, and heal at once."""
+        """Inject no further faults, and heal the active ones."""
         self._stopping.set()
         self.wait()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the plan has been played; say whether it has. Raise what went wrong with the driver itself."""
+        """Wait for the end of the plan; return whether it has ended. Raise an error of the driver itself."""
         self._thread.join(timeout)
         if self.error is not None:
             raise self.error
@@ -62,25 +62,25 @@ class Driver:
                 stopped = self._stopping.wait(max(0.0, at - self._now()))
                 if healing is not None:
                     self._heal(strike, healing)
-                elif not stopped and (healing := self._strike(strike)) is not None:
+                elif not stopped and (healing := self._inject(strike)) is not None:
                     heapq.heappush(events, (self._now() + strike.seconds, number, strike, healing))
-        except BaseException as error:  # noqa: BLE001  # raised again in `wait`, where somebody sees it
+        except BaseException as error:  # noqa: BLE001  # raised again in `wait`
             self.error = error
         finally:
             for _, _, strike, healing in events:
                 if healing is not None:
                     self._heal(strike, healing)
 
-    def _strike(self, strike: Strike) -> ExitStack | None:
+    def _inject(self, strike: Strike) -> ExitStack | None:
         healing = ExitStack()
         try:
-            what = healing.enter_context(FAULTS[strike.kind](self._arena, Random(strike.pick)))
+            description = healing.enter_context(FAULTS[strike.kind](self._arena, Random(strike.pick)))
         except (RedisError, psutil.NoSuchProcess) as error:
-            self._note(f"{strike.kind} missed: {error}")  # what it was to strike is down already
+            self._note(f"{strike.kind} missed: {error}")  # the target is already down
             return None
-        self.struck[strike.kind] += 1
+        self.injected[strike.kind] += 1
         self.active.append(strike.kind)
-        self._note(f"{what}, for {strike.seconds:.2f} s")
+        self._note(f"{description}, for {strike.seconds:.2f} s")
         return healing
 
     def _heal(self, strike: Strike, healing: ExitStack) -> None:
@@ -91,6 +91,6 @@ class Driver:
     def _now(self) -> float:
         return time.monotonic() - self._began
 
-    def _note(self, what: str) -> None:
-        self.history.append(f"{self._now():7.2f} ({time.strftime('%H:%M:%S')}) {what}")
+    def _note(self, description: str) -> None:
+        self.history.append(f"{self._now():7.2f} ({time.strftime('%H:%M:%S')}) {description}")
         append(self._arena.folder / "faults", self.history[-1])

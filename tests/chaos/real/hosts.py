@@ -1,6 +1,6 @@
-"""A machine of its own for a process: a network namespace with one cable to ours, which can be pulled.
+"""A network namespace for a process, like a separate machine, with one virtual cable that can be pulled.
 
-namespace ── veth ── our side, address 10.x.y.z/30: the wires of the processes there begin on it
+namespace ── veth ── our side, address 10.x.y.z/30, where the proxies for its processes listen
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from functools import cache
 
 
 class Host:
-    """One namespace. Whether it may be made at all, `are_permitted` says."""
+    """A network namespace; `are_permitted` tells whether the system allows it."""
 
     def __init__(self, number: int) -> None:
-        mark = f"{os.getpid() % 100_000:05}{number % 10}"
-        self.name = f"chaos-{mark}"
-        self._cable = f"chv{mark}a"
+        suffix = f"{os.getpid() % 100_000:05}{number % 10}"
+        self.name = f"chaos-{suffix}"
+        self._cable = f"chv{suffix}a"
         network = f"10.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
         self.address = f"{network}.{4 * number + 1}"
-        theirs, far_end = f"{network}.{4 * number + 2}", f"chv{mark}b"
+        far_address, far_end = f"{network}.{4 * number + 2}", f"chv{suffix}b"
         _ip("netns", "add", self.name)
         try:
             _ip("link", "add", self._cable, "type", "veth", "peer", "name", far_end, "netns", self.name)
             _ip("address", "add", f"{self.address}/30", "dev", self._cable)
             _ip("link", "set", self._cable, "up")
-            _ip("-n", self.name, "address", "add", f"{theirs}/30", "dev", far_end)
+            _ip("-n", self.name, "address", "add", f"{far_address}/30", "dev", far_end)
             _ip("-n", self.name, "link", "set", far_end, "up")
         except subprocess.CalledProcessError:
             self.close()
@@ -35,15 +35,14 @@ class Host:
 
     @property
     def prefix(self) -> list[str]:
-        """Return what to put before a command to run it there; its process id is that of the command."""
+        """The command prefix that runs a command in the namespace, with the command's own process id."""
         return ["ip", "netns", "exec", self.name]
 
     def pull_cable(self) -> None:
-        """Lose every packet from now on, both ways; nobody is told."""
+        """Lose every packet in both directions; connections stay open."""
         _ip("link", "set", self._cable, "down")
 
     def plug_in(self) -> None:
-        """Connect it again."""
         _ip("link", "set", self._cable, "up")
 
     def close(self) -> None:
@@ -55,7 +54,7 @@ class Host:
 
 @cache
 def are_permitted() -> bool:
-    """Say whether this system lets us make hosts."""
+    """Return whether this system allows network namespaces."""
     if shutil.which("ip") is None:
         return False
     try:

@@ -1,8 +1,8 @@
-"""What happened, written down outside of the system under test.
+"""The record of an experiment, outside the system under test.
 
-Tasks, the client and the driver append lines to files. Their times are of the machine's one monotonic clock, so that
-the lines of different processes compare. A worker is named by its process group, which is its parent's pid and which
-all that it forks belong to.
+Tasks, the client and the driver append lines to files. All times are of the machine's monotonic clock, so that lines
+of different processes can be compared. A worker is identified by its process group: the pid of its parent, which all
+its descendants share.
 
     executions    begin TASK ATTEMPT GROUP PID TIME | end TASK ATTEMPT GROUP PID TIME OUTCOME
                   child TASK | limit TASK NAME NUMBER | follows TASK END BY | step RUN NAME TASK
@@ -24,18 +24,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 
-def append(path: Path | str, *words: object) -> None:
-    """Append one line, whole or not at all, whoever else writes at the same moment."""
+def append(path: Path | str, *fields: object) -> None:
+    """Append one line atomically, even with concurrent writers."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, (" ".join(map(str, words)) + "\n").encode())
+        os.write(descriptor, (" ".join(map(str, fields)) + "\n").encode())
     finally:
         os.close(descriptor)
 
 
 @dataclass
 class Execution:
-    """One attempt that a process began."""
+    """An attempt that a process began."""
 
     task: str
     attempt: int
@@ -48,7 +48,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Span:
-    """A time in which a worker could not be heard."""
+    """A period in which a worker could not be heard."""
 
     began: float
     ended: float
@@ -56,7 +56,7 @@ class Span:
 
 @dataclass
 class Journal:
-    """The files of one experiment, and what the driver did to whom."""
+    """The files of one experiment, and the driver's record of deaths and unheard workers."""
 
     folder: Path
     _unheard: dict[int, list[Span]] = field(default_factory=lambda: defaultdict(list))
@@ -76,7 +76,7 @@ class Journal:
 
     @contextmanager
     def unheard(self, worker: int, settling: float = 1.0) -> Iterator[None]:
-        """Note that a worker cannot be heard while the block lasts, and until it has settled after it."""
+        """Record that a worker cannot be heard during the block and until it has settled."""
         began = time.monotonic()
         try:
             yield
@@ -85,7 +85,7 @@ class Journal:
                 self._unheard[worker].append(Span(began, time.monotonic() + settling))
 
     def note_deaths(self, processes: Iterable[int]) -> None:
-        """Note, before it is done, that these processes are killed."""
+        """Record that processes are about to be killed."""
         with self._lock:
             for pid in processes:
                 self._deaths.setdefault(pid, time.monotonic())
@@ -93,7 +93,7 @@ class Journal:
     # -- the checker
 
     def was_unheard(self, worker: int, began: float, ended: float, at_least: float) -> bool:
-        """Say whether a worker could not be heard, for so long on end, in a time that meets the given one."""
+        """Return whether a worker was unheard for `at_least` seconds on end, in a period that meets the given one."""
         joined: list[Span] = []
         for span in sorted(self._unheard.get(worker, ()), key=lambda span: span.began):
             if joined and span.began <= joined[-1].ended:
@@ -105,17 +105,17 @@ class Journal:
         )
 
     def end_of(self, execution: Execution) -> float:
-        """Return when an execution ended: as it said, or with its process; its beginning where nobody knows.
+        """Return when an execution ended: as recorded, or with its process; its start if the end is unknown.
 
-        The death of its worker says nothing: a process that was told to end may have ended long before.
+        The death of its worker does not count: a process that was asked to end may have ended long before.
         """
         if execution.ended is not None:
             return execution.ended
-        known = [ends[execution.pid] for ends in (self._deaths, self._exits()) if execution.pid in ends]
-        return max(execution.began, min(known, default=execution.began))
+        ends_known = [ends[execution.pid] for ends in (self._deaths, self._exits()) if execution.pid in ends]
+        return max(execution.began, min(ends_known, default=execution.began))
 
     def _exits(self) -> dict[int, float]:
-        """Return when tasks have ended their own processes."""
+        """Return when tasks ended their own processes, by process id."""
         if self._exit_times is None:
             self._exit_times = {int(pid): float(at) for pid, at in self.of_tasks("exit")}
         return self._exit_times
@@ -137,15 +137,15 @@ class Journal:
         return found
 
     def of_tasks(self, word: str) -> list[list[str]]:
-        """Return the rest of every line that tasks began with a word."""
+        """Return the fields after `word` of all lines of tasks that begin with it."""
         return [rest for first, *rest in self._lines(self.execution_log) if first == word]
 
     def of_clients(self, word: str) -> list[list[str]]:
-        """Return the rest of every line that the client and the outsider began with a word."""
+        """Return the fields after `word` of all lines of clients that begin with it."""
         return [rest for first, *rest in self._lines(self.commit_log) if first == word]
 
     def committed_tasks(self) -> set[str]:
-        """Return the tasks whose enqueue returned: to a client, or to a task."""
+        """Return the tasks whose enqueue returned, to a client or to a task."""
         return {task for (task,) in (*self.of_clients("task"), *self.of_tasks("child"))}
 
     def committed_runs(self) -> set[str]:

@@ -1,4 +1,4 @@
-"""One scheduler or worker of the experiment: a real process, started again whenever it ends."""
+"""A scheduler, worker or API process of the experiment, restarted whenever it ends."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.chaos.real.proxy import Proxy
 
 REPOSITORY = Path(__file__).parents[3]
 _RESTART_AFTER = 1.0
-"""Seconds between two starts, as a service manager would have it."""
+"""Seconds between two starts, as in a service manager."""
 
 
 class Member:
-    """A place in the fleet, and the process that fills it now."""
+    """A role in the fleet, and its current process."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Member:
         self.host = host
         self.clock = clock
         self.pids: list[int] = []
-        """Of every process that filled this place, in order."""
+        """Process ids of all processes of the member, in order."""
         self.exit_codes: list[int] = []
         self.release = BOTH
         self._command = [*(host.prefix if host else ()), sys.executable, "-m", "orchestrator", *arguments]
@@ -68,7 +68,7 @@ class Member:
 
     @property
     def pid(self) -> int:
-        """Return the present process's id, or that of the last one."""
+        """The id of the current process, or of the last one."""
         return self.pids[-1]
 
     def is_running(self) -> bool:
@@ -94,14 +94,14 @@ class Member:
             self._start_at = time.monotonic() + _RESTART_AFTER
 
     def deploy(self, release: str) -> None:
-        """Drain it; what takes its place is of another release of the application."""
+        """Drain the process; its successor has another release of the application."""
         with self._lock:
             self._environment[RELEASE] = self.release = release
         self.signal(signal.SIGTERM)
 
     @contextmanager
     def held_down(self) -> Iterator[None]:
-        """Do not start it again while the block lasts."""
+        """Do not restart the process within the block."""
         with self._lock:
             self._held_down += 1
         try:
@@ -111,7 +111,7 @@ class Member:
                 self._held_down -= 1
 
     def descendants(self) -> list[psutil.Process]:
-        """Return its worker processes, and the children that those have forked, parents first."""
+        """Return the worker processes and their descendants, parents first."""
         try:
             found: list[psutil.Process] = psutil.Process(self.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -124,11 +124,10 @@ class Member:
             os.kill(self.pid, number)
 
     def signal_group(self, number: Signals) -> None:
-        """Send a signal to it and everything that it forked."""
         send_group(self.pid, number)
 
     def ask_to_end(self) -> None:
-        """Ask it to end in good order, for good."""
+        """Ask the process to end gracefully, and do not restart it."""
         with self._lock:
             self._held_down += 1
         if self.is_running():
@@ -136,7 +135,7 @@ class Member:
             self.signal(signal.SIGTERM)
 
     def wait_for_end(self, timeout: float) -> int | None:
-        """Return its exit code, or None if it had to be killed."""
+        """Return the exit code, or None if the process had to be killed."""
         if self._process is None:
             return 0
         try:

@@ -1,7 +1,7 @@
-"""What a seed means: which faults strike when, for how long, and whom.
+"""Derives a plan from a seed: the faults, their times, durations and targets.
 
-Faults are dealt like cards, so that none is left out for long, and they overlap: two that meet find more than two
-that do not.
+Faults are dealt like cards, so that each occurs regularly. They overlap, because two simultaneous faults reveal more
+errors than separate ones.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from tests.chaos.real.faults import FAULTS
 
 
 class Strike(NamedTuple):
-    """One fault of a plan."""
+    """A fault of a plan."""
 
     at: float
-    """Seconds from the beginning."""
+    """Seconds since the start."""
     kind: str
     seconds: float
-    """How long until it is healed."""
+    """Seconds until the fault is healed."""
     pick: int
-    """Decides the victim."""
+    """Seed for the choice of the target."""
 
     def __str__(self) -> str:
         return f"{self.at:6.2f} {self.kind} for {self.seconds:.2f} s"
 
 
 def chosen(groups: Sequence[str], *, without: Container[str]) -> list[str]:
-    """Return the kinds of faults that are meant by groups or kinds, by default all but those that are not possible."""
+    """Return the faults that groups or kinds name, by default all; without the unsupported ones."""
     kinds = [kind for kind in sorted(FAULTS) if kind not in without]
     if not groups:
         return kinds
     for group in groups:
-        if not any(_is_of(kind, group) for kind in FAULTS):
+        if not any(_matches(kind, group) for kind in FAULTS):
             known = ", ".join(dict.fromkeys(kind.partition("-")[0] for kind in sorted(FAULTS)))
             raise ValueError(f"No fault is called {group!r}. Groups: {known}. Kinds: {', '.join(sorted(FAULTS))}.")
-    return [kind for kind in kinds if any(_is_of(kind, group) for group in groups)]
+    return [kind for kind in kinds if any(_matches(kind, group) for group in groups)]
 
 
 def plan_for(seed: int, seconds: float, kinds: Sequence[str], *, every: float, ttl: float) -> list[Strike]:
-    """Return the faults of a seed, in order, each healed before the time is over."""
+    """Return the faults of a seed, in order; each is healed before the end."""
     random = Random(f"{seed} faults")
     deck = _deal(random, kinds)
     plan: list[Strike] = []
@@ -57,11 +57,11 @@ def _deal(random: Random, kinds: Sequence[str]) -> Iterator[str]:
         yield from random.sample(kinds, len(kinds))
 
 
-def _duration(random: Random, ttl: float, left: float) -> float:
-    """Return a moment, a while that nobody need notice, or one after which everybody has."""
-    most = random.choice((0.1, 0.6 * ttl, 1.5 * ttl, 2.5 * ttl))
-    return min(random.uniform(0.5 * most, most), left)
+def _duration(random: Random, ttl: float, remaining: float) -> float:
+    """Return a duration: a moment, one shorter than the TTL, or one longer than it."""
+    longest = random.choice((0.1, 0.6 * ttl, 1.5 * ttl, 2.5 * ttl))
+    return min(random.uniform(0.5 * longest, longest), remaining)
 
 
-def _is_of(kind: str, group: str) -> bool:
+def _matches(kind: str, group: str) -> bool:
     return kind == group or kind.startswith(f"{group}-")

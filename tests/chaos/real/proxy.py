@@ -1,10 +1,10 @@
-"""A TCP proxy whose connections can be cut, held up and delayed: the wire between one process and one server.
+"""A TCP proxy between one process and one server, whose connections can be cut, blocked and delayed.
 
     process ── 127.0.0.1:port ── Proxy ── unix socket of Postgres or Redis
 
-A wire does to its process what a network does: `cut` resets every connection and refuses new ones, as a firewall that
-rejects; `stall` lets everything stand and passes nothing on, as a cable that was pulled; `delay` makes each packet
-late. `heal` ends all of it. What waited in a stalled connection is then delivered, as TCP would.
+`cut` resets every connection and refuses new ones, as a rejecting firewall does. `stall` keeps connections open and
+forwards nothing, like a pulled cable. `delay` makes each packet late. `heal` ends all of these; data that waited in a
+blocked connection is then delivered, as TCP would.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Proxies:
-    """An event loop, in a thread of its own, that all proxies of an experiment share."""
+    """The event loop, in a thread, that all proxies of an experiment share."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -47,27 +47,27 @@ class Proxies:
         self._loop.close()
 
     async def _settle(self) -> None:
-        """Wait for connections that were accepted a moment ago: each is then closed."""
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(others)
+        """Wait until connections that were just accepted are closed."""
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(tasks)
 
     def to(self, server: Path, address: str = "127.0.0.1") -> Proxy:
-        """Return a new proxy before the server that listens on a unix socket."""
+        """Return a new proxy in front of a server on a Unix socket."""
         proxy = Proxy(self._loop, server, address)
         self._open.append(proxy)
         return proxy
 
 
 class Proxy:
-    """One wire. Every method may be called from any thread."""
+    """One proxy. All methods are thread-safe."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, server: Path, address: str) -> None:
         self._loop = loop
         self._path = server
         self._is_cut = False
         self._delay = 0.0
-        self._flows = asyncio.Event()
-        self._flows.set()
+        self._is_forwarding = asyncio.Event()
+        self._is_forwarding.set()
         self._connections: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server = self._do(asyncio.start_server(self._accept, address, 0))
         self.address = address
@@ -75,7 +75,7 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """Return how many connections the process holds open."""
+        """Number of connections that the process holds open."""
         return len(self._connections)
 
     def cut(self) -> None:
@@ -83,34 +83,30 @@ class Proxy:
         self._call(self._cut)
 
     def stall(self) -> None:
-        """Pass nothing on until `heal`; connections stay open, and new ones are accepted and left unanswered."""
-        self._call(self._flows.clear)
+        """Forward nothing until `heal`; connections stay open, and new ones are accepted without a reply."""
+        self._call(self._is_forwarding.clear)
 
     def delay(self, seconds: float) -> None:
-        """Pass everything on so much later, until `heal`."""
+        """Delay all data by so many seconds until `heal`."""
         self._delay = seconds
 
     def reset(self) -> None:
-        """Reset every connection, once."""
         self._call(self._reset)
 
     def redirect(self, server: Path) -> None:
-        """Lead new connections to another server."""
         self._path = server
 
     def heal(self) -> None:
-        """Work as a wire should."""
         self._is_cut = False
         self._delay = 0.0
-        self._call(self._flows.set)
+        self._call(self._is_forwarding.set)
 
     def close(self) -> None:
-        """End the proxy and all its connections."""
 
         async def close() -> None:
             self._is_cut = True
             self._listener.close()
-            for _ in range(10):  # one that was just accepted, or just ended, needs some turns of the loop to be closed
+            for _ in range(10):  # a connection in transition needs several turns of the loop to close
                 self._reset()
                 await asyncio.gather(*self._connections, return_exceptions=True)
                 await asyncio.sleep(0)
@@ -135,16 +131,16 @@ class Proxy:
             if not self._is_cut:
                 await self._connect(reader, writer)
         except (OSError, asyncio.CancelledError):
-            pass  # the server is down, or the wire was cut: either way the process sees a reset
+            pass  # the server is down or the proxy was cut: the process sees a reset
         finally:
             self._connections.discard(connection)
             _abort(writer)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers, requests = await asyncio.open_unix_connection(self._path)
+        responses, requests = await asyncio.open_unix_connection(self._path)
         directions = [
-            asyncio.ensure_future(self._pass_on(reader, requests)),
-            asyncio.ensure_future(self._pass_on(answers, writer)),
+            asyncio.ensure_future(self._forward(reader, requests)),
+            asyncio.ensure_future(self._forward(responses, writer)),
         ]
         try:
             await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
@@ -154,12 +150,12 @@ class Proxy:
             await asyncio.gather(*directions, return_exceptions=True)
             requests.close()
 
-    async def _pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(_CHUNK):
                 if self._delay:
                     await asyncio.sleep(self._delay)
-                await self._flows.wait()
+                await self._is_forwarding.wait()
                 sink.write(data)
                 await sink.drain()
 
@@ -174,9 +170,9 @@ class Proxy:
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:
-    """Close with a reset, not with a polite end of the stream: nobody may take it for a server that has finished."""
-    found: socket.socket | None = writer.get_extra_info("socket")
+    """Close with a reset, because a normal close would look like a server that has finished."""
+    raw_socket: socket.socket | None = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):
-        if found is not None:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        if raw_socket is not None:
+            raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
     writer.transport.abort()

@@ -1,6 +1,6 @@
-"""Programs that have only the HTTP API: they pull work, hold it with heartbeats, and complete it.
+"""Pull clients: programs with only the HTTP API, which poll for work, send heartbeats and complete it.
 
-Each start is written down, each heartbeat that the API took note of, and how it ended. Some die without a word.
+The journal records each start, each acknowledged heartbeat, and each end. Some holders die without notice.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tests.chaos.real.project.pulls import LEASE, SERVICE
 
 _POLLERS = 3
 _TIMEOUT = 3.0
-"""Seconds that an answer may take; a completion may take as long as the API lets it wait."""
-_COMPLETING = 25.0
-_BEAT_EVERY = LEASE / 8
-_DIE = 0.05
-"""How likely it is that a holder dies."""
-_AGAIN = {429, 503}
-"""What the API may answer while something is away."""
+"""Timeout of a request in seconds; a completion may wait as long as the API allows."""
+_COMPLETION_TIMEOUT = 25.0
+_HEARTBEAT_INTERVAL = LEASE / 8
+_DEATH_PROBABILITY = 0.05
+"""Probability that a holder dies."""
+_RETRYABLE = {429, 503}
+"""HTTP statuses that are valid during an outage."""
 NOT_YET = "It is not known yet"
-"""The title of a refusal that says: go on."""
+"""Title of the error that asks to continue: the lease is not known yet."""
 
 
 class Puller:
-    """Polls in a few threads, and works in one for each task."""
+    """Polls in several threads, and works in one thread per task."""
 
     def __init__(self, arena: Arena, seed: int) -> None:
         self._arena = arena
@@ -50,11 +50,11 @@ class Puller:
             poller.start()
 
     def close(self) -> None:
-        """End, when everything is at rest: by now all holders have been answered."""
+        """Stop; call this at rest, when all holders must have got a response."""
         self._stopping.set()
         if not self._pollers[0].is_alive():
             return
-        until = time.monotonic() + _COMPLETING
+        until = time.monotonic() + _COMPLETION_TIMEOUT
         for thread in (*self._pollers, *self._holders):
             thread.join(max(0.0, until - time.monotonic()))
         if any(holder.is_alive() for holder in self._holders):
@@ -62,14 +62,14 @@ class Puller:
         self._http.close()
 
     def _poll(self, number: int) -> None:
-        asked = {"worker_id": f"puller-{number}", "services": [SERVICE], "wait": 1}
+        poll_body = {"worker_id": f"puller-{number}", "services": [SERVICE], "wait": 1}
         while not self._stopping.is_set():
-            answer = self._ask("poll", asked, (200, 204))
-            if answer is None:
+            response = self._ask("poll", poll_body, (200, 204))
+            if response is None:
                 self._stopping.wait(0.1)
-            elif answer.status_code == 200:
-                work = answer.json()
-                dies = self._random.random() < _DIE
+            elif response.status_code == 200:
+                work = response.json()
+                dies = self._random.random() < _DEATH_PROBABILITY
                 holder = threading.Thread(target=self._hold, args=(work, dies), daemon=True)
                 self._holders.append(holder)
                 self._write("pulled", work["request_id"], work["task_id"], work["queue_id"], time.monotonic())
@@ -79,43 +79,43 @@ class Puller:
     def _hold(self, work: dict[str, Any], dies: bool) -> None:
         queue_id, seconds = work["queue_id"], work["input"]["seconds"]
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            if dies and left < seconds / 2:
+        while (remaining := until - time.monotonic()) > 0:
+            if dies and remaining < seconds / 2:
                 self._write("let-go", queue_id, time.monotonic(), "died")
                 return
             sent = time.monotonic()
-            answer = self._ask("heartbeat", {"queue_id": queue_id}, (200, 409))
-            if answer is not None and answer.status_code == 409:
+            response = self._ask("heartbeat", {"queue_id": queue_id}, (200, 409))
+            if response is not None and response.status_code == 409:
                 self._write("let-go", queue_id, time.monotonic(), "409")
                 return
-            if answer is not None:
+            if response is not None:
                 self._write("heard", queue_id, sent)
-            time.sleep(min(_BEAT_EVERY, max(0.0, left)))
+            time.sleep(min(_HEARTBEAT_INTERVAL, max(0.0, remaining)))
         while True:
             sent = time.monotonic()
-            said = {"queue_id": queue_id, "result": queue_id}
-            answer = self._ask("complete", said, (200, 409), _COMPLETING)
-            if answer is not None and answer.status_code != 503:
-                self._write("let-go", queue_id, time.monotonic(), answer.status_code)
+            completion = {"queue_id": queue_id, "result": queue_id}
+            response = self._ask("complete", completion, (200, 409), _COMPLETION_TIMEOUT)
+            if response is not None and response.status_code != 503:
+                self._write("let-go", queue_id, time.monotonic(), response.status_code)
                 return
-            if answer is not None:
+            if response is not None:
                 self._write("heard", queue_id, sent)
             time.sleep(0.1)
 
-    def _ask(self, what: str, body: object, expected: tuple[int, ...], timeout: float = _TIMEOUT) -> Any:
-        """Return the answer, also that it is not known yet; None where there was none, or something is away."""
+    def _ask(self, action: str, body: object, expected: tuple[int, ...], timeout: float = _TIMEOUT) -> Any:
+        """Return the response, including `NOT_YET`; return None without a response or during an outage."""
         try:
-            answer = self._http.post(f"/queue/{what}", json=body, timeout=timeout)
+            response = self._http.post(f"/queue/{action}", json=body, timeout=timeout)
         except httpx.HTTPError:
             self.counts["pull unanswered"] += 1
             return None
-        if answer.status_code in _AGAIN:
-            is_unknown = answer.json()["title"] == NOT_YET
+        if response.status_code in _RETRYABLE:
+            is_unknown = response.json()["title"] == NOT_YET
             self.counts["pull not known yet" if is_unknown else "pull refused"] += 1
-            return answer if is_unknown else None
-        if answer.status_code not in expected:
-            self.violations.append(f"/queue/{what} was answered {answer.status_code}: {answer.text:.300}")
-        return answer
+            return response if is_unknown else None
+        if response.status_code not in expected:
+            self.violations.append(f"/queue/{action} was answered {response.status_code}: {response.text:.300}")
+        return response
 
-    def _write(self, *words: object) -> None:
-        append(self._arena.journal.commit_log, *words)
+    def _write(self, *fields: object) -> None:
+        append(self._arena.journal.commit_log, *fields)

@@ -1,4 +1,4 @@
-"""One experiment from beginning to end: load and faults, then healing, rest, and judgement."""
+"""One experiment: load and faults, then healing, rest, and checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.chaos.real.plan import Strike, chosen, plan_for
 
 READY_TIMEOUT = 150.0
 REST_TIMEOUT = 120.0
-"""Seconds, once everything is healed, in which all work must end. Far more than it takes; a busy machine is slow."""
+"""Seconds within which all work must end once everything is healed; generous, for busy machines."""
 
 
 _DONE_AND_OPEN = """
@@ -31,39 +31,39 @@ SELECT (SELECT count(*) FROM orchestrator.ended_tasks) AS done, (SELECT count(*)
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """What to do. The same values mean the same load and the same faults; real time makes the rest."""
+    """Parameters of an experiment. Equal values give the same load and faults; timing differs."""
 
     seed: int
     seconds: float = 60.0
     schedulers: int = 2
     workers: int = 3
     faults: tuple[str, ...] = ()
-    """Kinds or groups of kinds; none means all."""
+    """Faults or groups of faults; empty means all."""
     loads: tuple[str, ...] = ()
-    """Kinds of work; none means all."""
+    """Kinds of loads; empty means all."""
     every: float = 2.0
-    """Seconds from one fault to the next, on average."""
+    """Seconds between two faults, on average."""
     rate: float = 25.0
-    """Submissions a second. One may be a task, or a run of a hundred."""
+    """Submissions per second. A submission is a task, or a run of up to a hundred tasks."""
 
     def plan(self) -> list[Strike]:
         kinds = chosen(self.faults, without=left_out())
         return plan_for(self.seed, self.seconds, kinds, every=self.every, ttl=IMPATIENT["worker_ttl"])
 
     def command(self) -> str:
-        """Return the command that does the same again."""
-        given = [
+        """Return the command that repeats the experiment."""
+        options = [
             f"--seed {self.seed} --seconds {self.seconds:g} --schedulers {self.schedulers} --workers {self.workers}",
             f"--every {self.every:g} --rate {self.rate:g}",
             *([f"--faults {','.join(self.faults)}"] if self.faults else ()),
             *([f"--loads {','.join(self.loads)}"] if self.loads else ()),
         ]
-        return f"scripts/chaos {' '.join(given)}"
+        return f"scripts/chaos {' '.join(options)}"
 
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What came of it."""
+    """The result of an experiment."""
 
     experiment: Experiment
     violations: list[str]
@@ -75,7 +75,7 @@ class Outcome:
     losses: int
     """Attempts that were lost and dispatched again."""
     overlaps: int
-    """Attempts that ran beside another of their task, because their worker could not be heard."""
+    """Attempts that overlapped another attempt of their task, because its worker could not be heard."""
     seconds_to_rest: float
     history: list[str]
 
@@ -85,7 +85,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far it is, for whoever watches."""
+    """The progress of an experiment, for display."""
 
     seconds: float
     phase: str
@@ -96,7 +96,7 @@ class Progress:
 
 
 def run(experiment: Experiment, folder: Path, show: Callable[[Progress], None] = lambda _: None) -> Outcome:
-    """Do an experiment in a folder, which keeps the logs, and judge it."""
+    """Run an experiment in a folder, which keeps the logs, and check it."""
     plan = experiment.plan()
     arena = Arena(
         folder,
@@ -110,35 +110,35 @@ def run(experiment: Experiment, folder: Path, show: Callable[[Progress], None] =
         client = Client(arena, experiment.seed, experiment.rate, experiment.loads)
         began = _wait_until_ready(arena)
 
-        def tell(phase: str) -> None:
-            with suppress(psycopg2.Error):  # it is down at the moment, on purpose
+        def report(phase: str) -> None:
+            with suppress(psycopg2.Error):  # Postgres is down
                 counts = arena.sql(_DONE_AND_OPEN)[0]
-                show(Progress(time.monotonic() - began, phase, driver.struck.total(), list(driver.active), **counts))
+                show(Progress(time.monotonic() - began, phase, driver.injected.total(), list(driver.active), **counts))
 
         client.start()
         driver.start()
         try:
-            _break(driver, client, began + experiment.seconds, lambda: tell("chaos"))
+            _break(driver, client, began + experiment.seconds, lambda: report("chaos"))
             arena.heal()
             healed = time.monotonic()
-            tell("healing")
+            report("healing")
             client.wind_down()
             violations = wait_for_rest(arena, REST_TIMEOUT)
             seconds_to_rest = time.monotonic() - healed
         finally:
             client.close()
-        tell("at rest")
+        report("at rest")
         violations += [*client.violations, *check(arena)]
         outcome = _outcome(experiment, arena, driver, client, violations, seconds_to_rest)
         outcome.violations += check_after_stop(arena, arena.stop_members())
         return outcome
 
 
-def _break(driver: Driver, client: Client, until: float, tell: Callable[[], None]) -> None:
-    """Let faults strike and work come in until the time is over."""
+def _break(driver: Driver, client: Client, until: float, report: Callable[[], None]) -> None:
+    """Run faults and load until the time is over."""
     try:
         while not driver.wait(1.0) or time.monotonic() < until:
-            tell()
+            report()
     finally:
         driver.stop()
         client.stop()
@@ -151,7 +151,7 @@ def _outcome(
     return Outcome(
         experiment=experiment,
         violations=violations,
-        faults=dict(driver.struck),
+        faults=dict(driver.injected),
         submitted=dict(client.counts),
         tasks=_counted(arena, "SELECT status, count(*) FROM orchestrator.ended_tasks GROUP BY 1"),
         runs=_counted(arena, "SELECT status, count(*) FROM orchestrator.runs GROUP BY 1"),
@@ -164,7 +164,7 @@ def _outcome(
 
 
 def _wait_until_ready(arena: Arena) -> float:
-    """Return the time when all processes have said that they are ready."""
+    """Return the time when all processes are ready."""
     deadline = time.monotonic() + READY_TIMEOUT
     while not all(
         member.log.exists()

@@ -1,4 +1,4 @@
-"""What a caller may see while Postgres is away; anything else is a defect."""
+"""The errors that a caller may get during an outage of Postgres; any other error is a defect."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from sqlalchemy import exc
 
 from orchestrator import OrchestratorError
 
-_WEATHER = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
+_OUTAGE_ERRORS = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
 
 
 def is_weather(error: Exception) -> bool:
-    """Say whether an error comes from outside: the database's own, or ours with that as its cause."""
-    return isinstance(error, _WEATHER) or (
-        isinstance(error, OrchestratorError) and isinstance(error.__cause__, _WEATHER)
+    """Return whether the database driver raised the error, directly or as the cause of an orchestrator error."""
+    return isinstance(error, _OUTAGE_ERRORS) or (
+        isinstance(error, OrchestratorError) and isinstance(error.__cause__, _OUTAGE_ERRORS)
     )

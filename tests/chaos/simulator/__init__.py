@@ -1,14 +1,14 @@
-"""A world in one process: real scheduler code on a real Postgres, an in-memory Redis, model workers, virtual time.
+"""A simulation in one process: real scheduler code on a real Postgres, in-memory Redis, model workers, virtual time.
 
-plan.py      what a seed means: the size of the world, what clients do, which faults happen when
+plan.py      derives a plan from a seed: the number of actors, the actions of clients, and the faults with their times
 world.py     the actors and their clock; runs a plan to its end
-clients.py   enqueue, start runs, cancel and retry
-leaders.py   scheduler processes: standby, leader, crashed, paused in the middle of a tick
-person.py    sends flows what they wait for
+clients.py   clients that enqueue, start runs, cancel and retry
+leaders.py   scheduler processes: standby, leading, crashed, or paused in the middle of a tick
+person.py    sends the signals that flows wait for
 workers.py   worker processes: the product's own reporter and table of held attempts around a model of the rest
-memory.py    Redis as the leader and the workers see it, and what can go wrong with a call
-postgres.py  a database whose clock is the world's and whose every change of a task is written down
-checker.py   what must be true in the end, from the database and the log of executions alone
-flows.py     what must be true of runs of flows
-shrink.py    the smallest list of faults that still fails
+memory.py    Redis as the leader and the workers see it, and the faults of its calls
+postgres.py  a database with the simulated clock, which records every change of a task
+checker.py   checks the result against the database and the log of executions only
+flows.py     checks the runs of flows
+shrink.py    finds a minimal list of faults that still fails
 """

@@ -1,4 +1,4 @@
-"""The simulator without pytest, for those who only want to know which seed fails."""
+"""Command line of the simulator: find failing seeds without pytest."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from tests.chaos.simulator.plan import Plan, plan_for, sharded_plan_for
 from tests.chaos.simulator.postgres import SimulatedDatabase
 from tests.chaos.simulator.run import simulate
 
-_SHOWN = 5
-"""Of what is wrong with a seed."""
+_MAX_VIOLATIONS = 5
+"""Violations printed per seed, at most."""
 
 
 @click.command()
 @click.argument("seeds", nargs=-1, required=True, metavar="SEED|FIRST-LAST...")
-@click.option("--database-url", help="Of an empty database with the current schema; by default, a server is started.")
-@click.option("--shards", is_flag=True, help="In one, two or four shards, whose number may change.")
-@click.option("--all", "go_on", is_flag=True, help="Go on after one that fails.")
+@click.option("--database-url", help="URL of an empty, current database; by default, a server is started.")
+@click.option("--shards", is_flag=True, help="Use one, two or four shards, whose number may change.")
+@click.option("--all", "go_on", is_flag=True, help="Continue after a failing seed.")
 def main(seeds: Sequence[str], database_url: str | None, shards: bool, go_on: bool) -> None:
-    """Run seeds until one fails; say which, and what is wrong. The exit code is 1 then."""
+    """Run seeds until one fails. Print the failing seeds and their violations, and exit with code 1."""
     plans = [(sharded_plan_for if shards else plan_for)(number) for number in _numbers(seeds)]
-    plans.sort(key=_shards)  # to make or remove one takes as long as many a seed
+    plans.sort(key=_shards)  # creating or removing a shard takes as long as many seeds
     logging.getLogger("orchestrator").setLevel(logging.CRITICAL)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped
     with nullcontext(database_url) if database_url else _server() as url:
         simulated = SimulatedDatabase(url)
-        gc.freeze()  # all that is loaded stays
+        gc.freeze()  # loaded modules stay in memory
         fail = (plan.seed for plan in plans if _fails(simulated, plan))
         failed = [*fail] if go_on else [*islice(fail, 1)]
         simulated.close()
@@ -69,7 +69,7 @@ def _server() -> Iterator[str]:
 
 def _fails(simulated: SimulatedDatabase, plan: Plan) -> bool:
     violations = simulate(simulated, plan).violations
-    for violation in violations[:_SHOWN]:
+    for violation in violations[:_MAX_VIOLATIONS]:
         click.echo(f"seed {plan.seed}: {violation}")
     return bool(violations)
 

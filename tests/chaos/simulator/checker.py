@@ -1,4 +1,4 @@
-"""What must be true when all is at rest, judged from the database, its audit, and the log of executions alone."""
+"""Checks a simulation at rest, with only the database, its audit table, and the log of executions."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _ALLOWED = {(str(transition.source), str(transition.target)) for transition in T
 _ENDED = {str(state) for state in ENDED_TASK_STATES}
 _GRAPHS = {definition.name: Graph(definition) for definition in (DAG, WIDE, SCARCE)}
 _GRAPH_OF = {step.name: graph for graph in _GRAPHS.values() for step in graph.steps}
-"""By step: no two definitions have one of the same name."""
+"""The graph of each step: step names are unique across definitions."""
 
 
 def check(world: World) -> list[str]:
-    """Return everything that is wrong."""
+    """Return all violations."""
     ended = {row["id"].bytes: row for row in world.database.sql("SELECT * FROM orchestrator.ended_tasks")}
     audit = world.database.sql("SELECT * FROM simulated.audit ORDER BY number")
     return [
@@ -56,11 +56,11 @@ def _check_rest(world: World) -> Iterator[str]:
                 yield f"left in {table}: {dict(row)}"
     for row in world.database.sql("SELECT * FROM orchestrator.runs WHERE ended_at IS NULL OR expanding"):
         yield f"a run has not ended: {dict(row)}"
-    for what in world.left_over():
-        yield f"left in the streams: {what}"
+    for leftover in world.left_over():
+        yield f"left in the streams: {leftover}"
     for row in world.database.sql("SELECT * FROM orchestrator.runs WHERE stuck IS NOT NULL"):
         yield f"a run is stuck: {dict(row)}"
-    for entry, error in (one for redis in world.redis for one in redis.data.quarantine):
+    for entry, error in (item for redis in world.redis for item in redis.data.quarantine):
         if not (entry.startswith("inbox/") and world.poisons.met):
             yield f"a report was set aside: {entry}: {error}"
     for worker in world.workers:
@@ -69,7 +69,7 @@ def _check_rest(world: World) -> Iterator[str]:
 
 
 def _is_kept_signal(world: World, row: Any) -> bool:
-    """Say whether a change is no more than a signal that a poisoned flow was sent, and keeps for a retry."""
+    """Return whether pending changes are only signals to a poisoned flow, which keeps them for a retry."""
     run = row["run_id"].bytes
     changes = decode_changes(bytes(row["body"]))
     signals = RunChanges(facts=changes.facts, of_flow=True)
@@ -83,7 +83,7 @@ def _is_kept_signal(world: World, row: Any) -> bool:
 
 
 def _check_ends(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
-    """Every enqueue that committed has come to one end."""
+    """Check that every committed task has ended."""
     for task in world.clients.tasks:
         if task not in ended:
             yield f"task {task.hex()} was enqueued and has no end"
@@ -93,7 +93,7 @@ def _check_ends(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
 
 
 def _check_executions(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
-    """Every success was really executed in the attempt recorded, and every failure has its reasons."""
+    """Check that every success was executed in the recorded attempt, and that failures are counted correctly."""
     by_attempt = defaultdict(list)
     by_task = defaultdict(list)
     for execution in world.executions:
@@ -103,7 +103,7 @@ def _check_executions(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
             yield f"attempt {execution.attempt} of task {execution.task.hex()} ran twice"
     for task, row in ended.items():
         if row["status"] == "success":
-            found = [one for one in by_attempt[task, row["attempt"]] if one.outcome == "success"]
+            found = [execution for execution in by_attempt[task, row["attempt"]] if execution.outcome == "success"]
             if not found:
                 yield f"task {task.hex()} succeeded in attempt {row['attempt']}, which nobody has run to its end"
             elif (row["worker"] or found[0].worker, bytes(row["result"])) != (found[0].worker, found[0].result):
@@ -113,7 +113,7 @@ def _check_executions(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
                     if child not in ended:
                         yield f"task {child.hex()}, enqueued by a task that succeeded, does not exist"
         elif row["status"] == "failed":
-            outcomes = Counter(one.outcome for one in by_task[task])
+            outcomes = Counter(execution.outcome for execution in by_task[task])
             if row["failures"] > outcomes["failed"] + outcomes["aborted"]:
                 yield f"task {task.hex()} is charged {row['failures']} failures of {outcomes['failed']}"
             if row["reason"] == "worker lost" and row["losses"] < world.settings.loss_limit:
@@ -132,7 +132,7 @@ def _check_executions(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
 
 
 def _check_ledger(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
-    """A task that completes in a transaction has written once, in the attempt that is recorded, or never."""
+    """Check that a task completing in a transaction wrote only in its successful attempt, once."""
     written: dict[bytes, list[int]] = defaultdict(list)
     for line in world.database.sql("SELECT * FROM simulated.ledger"):
         written[line["id"].bytes].append(line["attempt"])
@@ -143,7 +143,7 @@ def _check_ledger(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
 
 
 def _check_transitions(audit: list[Any]) -> Iterator[str]:
-    """Every change of state is in the table, and the fence only grows."""
+    """Check that all state changes are in the table of transitions, and that the fence never decreases."""
     state: dict[bytes, tuple[str, int]] = {}
     for row in audit:
         task = row["id"].bytes
@@ -155,9 +155,9 @@ def _check_transitions(audit: list[Any]) -> Iterator[str]:
             continue
         after, attempt = row["after"], row["attempt"]
         if row["operation"] == "enter ended_tasks" and (before, fence) == (after, attempt):
-            continue  # its shard was given up, and it moved
+            continue  # the task moved from a closed shard
         if before is None and after == "dispatched":
-            before = "pending"  # the tick that created it has claimed it
+            before = "pending"  # the creating tick has also claimed it
         if before is None:
             if after != "pending" or attempt != 0:
                 yield f"{name} was created {after} with attempt {attempt}"
@@ -169,7 +169,7 @@ def _check_transitions(audit: list[Any]) -> Iterator[str]:
 
 
 def _check_order(audit: list[Any]) -> Iterator[str]:
-    """A step of a DAG has tasks only after all tasks of its upstreams have ended."""
+    """Check that the tasks of a DAG step are created only after all upstream tasks have ended."""
     states: dict[tuple[bytes, str], dict[bytes, str]] = defaultdict(dict)
     for row in audit:
         if row["step"] is None or is_node(row["step"]) or row["operation"].startswith("leave"):
@@ -177,8 +177,8 @@ def _check_order(audit: list[Any]) -> Iterator[str]:
         run, step, task = row["run_id"].bytes, row["step"], row["id"].bytes
         if task not in states[run, step]:
             graph = _GRAPH_OF[step]
-            for place in graph.upstream[graph.index[step]]:
-                upstream = graph.steps[place].name
+            for position in graph.upstream[graph.index[step]]:
+                upstream = graph.steps[position].name
                 unfinished = [other for other, state in states[run, upstream].items() if state not in _ENDED]
                 if unfinished:
                     yield f"step {step} of run {run.hex()} began before {upstream} had ended"
@@ -186,7 +186,7 @@ def _check_order(audit: list[Any]) -> Iterator[str]:
 
 
 def _check_runs(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
-    """Counters equal a recount, and the state of a run is what they say."""
+    """Check that the counters of runs equal a recount, and that their states match the counters."""
     tasks = defaultdict(list)
     for row in ended.values():
         if row["run_id"] is not None:
@@ -198,7 +198,7 @@ def _check_runs(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
     for run, row in runs.items():
         recount = Counter(task["status"] for task in tasks[run])
         if row["flow"]:
-            recount += _itself(row)
+            recount += _own_counts(row)
         elif row["workflow"] is not None:
             recount += _without_tasks(row, tasks[run])
         counted = {name: row[name] for name in ("success", "failed", "cancelled", "skipped")}
@@ -210,10 +210,10 @@ def _check_runs(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
             yield f"run {run.hex()} ended as {row['status']}, and its tasks say {expected}"
 
 
-def _itself(row: Any) -> Counter[str]:
-    """Count a run of a flow itself: one that fails while it is being cancelled has failed.
+def _own_counts(row: Any) -> Counter[str]:
+    """Return the counts of a flow's run itself. A run that fails while it is being canceled counts as failed.
 
-    One that was stuck before it could begin, and is cancelled, counts nothing.
+    A run that is canceled while stuck before its start counts nothing.
     """
     state = None if row["state"] is None else FlowState.from_plain(timezones.decode(bytes(row["state"])))
     if row["status"] != "cancelled":
@@ -224,18 +224,18 @@ def _itself(row: Any) -> Counter[str]:
 
 
 def _without_tasks(row: Any, tasks: list[Any]) -> Counter[str]:
-    """Count what a run of a DAG counts without there being a task: steps skipped, items never created."""
+    """Return a DAG's counts without a task: skipped steps, and items that were never created."""
     if row["state"] is None:
         return Counter()
     state = msgspec.msgpack.decode(bytes(row["state"]), type=DagState)
     created = Counter(task["step"] for task in tasks)
     found: Counter[str] = Counter()
-    for place, step in enumerate(_GRAPHS[row["workflow"]].steps):
-        fan = state.fans.get(place)
+    for position, step in enumerate(_GRAPHS[row["workflow"]].steps):
+        fan = state.fans.get(position)
         missing = (fan.total if fan is not None else 1) - created[step.name]
         if missing:
-            ended_as = "cancelled" if fan is not None else StepState(state.steps[place]).name.lower()
+            ended_as = "cancelled" if fan is not None else StepState(state.steps[position]).name.lower()
             if ended_as == "waiting" and row["status"] == "cancelled":
-                ended_as = "cancelled"  # it was stuck when it was cancelled, and its plan was not asked
+                ended_as = "cancelled"  # the run was canceled while stuck, before its planner skipped the step
             found[ended_as] += missing
     return found

@@ -1,4 +1,4 @@
-"""What clients do: enqueue, start runs, cancel, retry; each in a transaction of its own, as the SDK does it."""
+"""Clients of the simulation: enqueue, start runs, cancel and retry, each in its own transaction as in the SDK."""
 
 from __future__ import annotations
 
@@ -68,48 +68,50 @@ WIDE = Definition(
         Step(name="end", task="job", depends_on=tuple(f"below {n}" for n in range(12)), trigger="all_ended"),
     ),
 )
-"""More steps than the tick of a small batch has room for: it is planned in several, both when it begins and below."""
+"""Has more steps than fit into one tick with a small batch, at the start and below `source`."""
 SCARCE = Definition(
     name="scarce",
     concurrency=Concurrency(limit=2),
     steps=(Step(name="only", task="job", input={"seconds": 0.4}),),
 )
-"""Of which few runs may be open at once."""
+"""A workflow that limits its open runs."""
 
 
-_OF_TASKS = ("task", "flaky", "long", "parent", "poison")
-"""What clients do that makes plain tasks, and nothing else."""
+_TASK_ACTIONS = ("task", "flaky", "long", "parent", "poison")
+"""Actions that create plain tasks only."""
 
 
 class Clients:
-    """All programs that use the queue, taken together."""
+    """All client programs together."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._random = Random(f"{world.plan.seed} clients")
         self.tasks: list[bytes] = []
-        """Every task that was enqueued by itself or in a run of many."""
+        """Every task enqueued on its own or in a run of many."""
         self.runs: list[bytes] = []
         self.flows: dict[bytes, dict[str, Any]] = {}
-        """Those of them that are runs of flows, and what these are."""
-        self.asked: set[tuple[RequestKind, bytes]] = set()
-        """What was ever asked for, of which task or run."""
+        """The definitions of flows, by run."""
+        self.requested: set[tuple[RequestKind, bytes]] = set()
+        """Every request, with the task or run it applies to."""
         self.known_shards = world.plan.shards
-        """What their settings say."""
-        self._width, self._look_at, self._used = world.plan.shards, 0.0, {0}
+        """Number of shards in the clients' settings."""
+        self._width, self._recheck_at, self._used = world.plan.shards, 0.0, {0}
         with world.database.engine_of(0).begin() as connection:
-            self._versions = {one.name: workflows.apply(connection, one).version for one in (DAG, WIDE, SCARCE)}
+            self._versions = {
+                definition.name: workflows.apply(connection, definition).version for definition in (DAG, WIDE, SCARCE)
+            }
 
     def act(self, action: Action) -> None:
-        """Do one thing, and nudge the leader."""
+        """Perform an action, and nudge the leader."""
         self._world.set_clocks()
         self._used = set()
         getattr(self, f"_{action.kind.replace(' ', '_')}")(action.size)
         for shard in sorted(self._used or {0}):
-            self.nudge(shard, "task" if action.kind in _OF_TASKS else "")
+            self.nudge(shard, "task" if action.kind in _TASK_ACTIONS else "")
 
     def nudge(self, shard: int = 0, kind: str = "") -> None:
-        """Tell the leader that something is new, if it can be told."""
+        """Notify the leader of new work, if Redis is available."""
         redis = self._world.redis[shard]
         try:
             redis.call(Caller("client"), "nudge", lambda: redis.nudge(kind))
@@ -119,18 +121,18 @@ class Clients:
     def _id(self) -> bytes:
         return time_ordered_id(int(1.9e12 + self._world.now * 1000), self._random.randbytes(10))
 
-    def _place(self, value: bytes) -> int:
-        """Return the shard of something new, as `ShardedBackend` does: none that is seen to be closing."""
-        if self.known_shards > 1 and self._world.now >= self._look_at:
+    def _new_shard(self, value: bytes) -> int:
+        """Return the shard of a new row as `ShardedBackend` does: never a shard known to be closing."""
+        if self.known_shards > 1 and self._world.now >= self._recheck_at:
             seen = shards.list_shards(self._world.database.connection_of(0))
-            self._width = max(1, min(self.known_shards, [one.is_closing for one in seen].count(False)))
-            self._look_at = self._world.now + _CHECK_INTERVAL
+            self._width = max(1, min(self.known_shards, [shard.is_closing for shard in seen].count(False)))
+            self._recheck_at = self._world.now + _CHECK_INTERVAL
         shard = crc32(value) % min(self._width, self.known_shards)
         self._used.add(shard)
         return shard
 
-    def _holder(self, value: bytes) -> int:
-        """Return the shard that has something."""
+    def _shard_of(self, value: bytes) -> int:
+        """Return the shard that contains a row."""
         shard = self._world.database.locate([value]).get(value, 0)
         self._used.add(shard)
         return shard
@@ -139,7 +141,7 @@ class Clients:
 
     def _enqueue(self, name: str = "job", options: str | None = None, **arguments: Any) -> None:
         task = NewTask(self._id(), name, "default", msgspec.msgpack.encode(((), arguments)), options=options)
-        enqueue.insert_task(self._world.database.connection_of(self._place(task.id)), task)
+        enqueue.insert_task(self._world.database.connection_of(self._new_shard(task.id)), task)
         self.tasks.append(task.id)
 
     def _task(self, size: int) -> None:
@@ -163,7 +165,7 @@ class Clients:
         self._enqueue("poison")
 
     def _limited(self, size: int) -> None:
-        """Enqueue tasks whose limits hold in all shards, in one or another of them, as running tasks would."""
+        """Enqueue tasks with limits across all shards, each in a random shard, as running tasks do."""
         for _ in range(size):
             name = self._random.choice(("narrow", "keyed", "rated", "queued"))
             seconds = self._random.choice((0.05, 0.3, 1.0))
@@ -176,7 +178,7 @@ class Clients:
                 options=STORED.get(name),
                 lane=lane if name in STORED else None,
             )
-            enqueue.insert_task(self._world.database.connection_of(self._place(task.id)), task)
+            enqueue.insert_task(self._world.database.connection_of(self._new_shard(task.id)), task)
             self.tasks.append(task.id)
 
     def _unique(self, size: int) -> None:
@@ -185,24 +187,24 @@ class Clients:
             payload = msgspec.msgpack.encode(((), {"seconds": self._random.choice((0.05, 0.5)), "fails": 0.4}))
             task = NewTask(self._id(), "unique", "default", payload, options=STORED["unique"], unique=key)
             holder = unique.holder(self._world.database.connection_of(0), key.key)
-            shard = self._holder(holder) if holder else self._place(key.key.encode())
+            shard = self._shard_of(holder) if holder else self._new_shard(key.key.encode())
             self.tasks.append(unique.insert_unique(self._world.database.connection_of(shard), task, key))
 
     def _claimant(self, size: int) -> None:
-        """Enqueue tasks that enqueue others under keys."""
+        """Enqueue tasks that enqueue further tasks with unique keys."""
         for _ in range(size):
             self._enqueue("claimant", seconds=0.1, key=self._random.choice(KEYS))
 
     # -- runs
 
     def _flow(self, size: int) -> None:
-        """Start a flow that nobody has seen before."""
+        """Publish a new random flow, and start a run of it."""
         del size
         random = Random(f"{self._world.plan.seed} flow {len(self.flows)}")
         plain = make_flow(random.choice, max_steps=6, exec_type="local_func")
         name = f"flow-{self._world.plan.seed}-{len(self.flows)}"
         identifier = time_ordered_id(int(1.9e12 + self._world.now * 1000), random.randbytes(10))
-        with self._world.database.engine_of(self._place(identifier)).begin() as connection:
+        with self._world.database.engine_of(self._new_shard(identifier)).begin() as connection:
             version = flow_runs.publish(connection, name, from_plain(plain), DEFAULT).version
             creation.create(connection, [flow_runs.new_run(name, version, identifier, PARAMS)])
         self.flows[identifier] = plain
@@ -221,7 +223,7 @@ class Clients:
             )
             for position in range(2 * size)
         ]
-        with self._world.database.engine_of(self._place(run)).begin() as connection:
+        with self._world.database.engine_of(self._new_shard(run)).begin() as connection:
             creation.create(connection, [NewRun(run, "many", enqueue.copy_tasks(connection, tasks))])
         self.tasks.extend(task.id for task in tasks)
         self.runs.append(run)
@@ -241,47 +243,47 @@ class Clients:
 
     def _start(self, definition: Definition, identifier: bytes, params: dict[str, Any]) -> None:
         run = dags.new_run(definition, self._versions[definition.name], identifier, params)
-        creation.create(self._world.database.connection_of(self._place(run.id)), [run])
+        creation.create(self._world.database.connection_of(self._new_shard(run.id)), [run])
         self.runs.append(run.id)
 
     # -- requests
 
-    def _ask(self, kind: RequestKind, targets: list[bytes], states: tuple[str, ...]) -> None:
+    def _request(self, kind: RequestKind, targets: list[bytes], states: tuple[str, ...]) -> None:
         if not targets:
             return
         target = self._random.choice(targets)
-        connection = self._world.database.connection_of(self._holder(target))
+        connection = self._world.database.connection_of(self._shard_of(target))
         if kind in (RequestKind.CANCEL_TASK, RequestKind.RETRY_TASK):
             outcome = results.outcomes(connection, [target]).get(target)
             state = outcome.status if outcome is not None else "unknown"
         else:
             progress = results.progress(connection, target)
             state = progress[0] if progress is not None else "unknown"
-        if state in states or self._random.random() < 0.2:  # or it has changed since it was looked at
+        if state in states or self._random.random() < 0.2:  # sometimes the state has changed since it was read
             inbox.add(connection, kind, target)
-            self.asked.add((kind, target))
+            self.requested.add((kind, target))
             self._world.trace(f"client: asks to {kind} {target.hex()[-6:]}, now {state}")
 
     def _cancel_task(self, size: int) -> None:
         del size
-        self._ask(RequestKind.CANCEL_TASK, self.tasks, OPEN_TASK_STATES)
+        self._request(RequestKind.CANCEL_TASK, self.tasks, OPEN_TASK_STATES)
 
     def _retry_task(self, size: int) -> None:
         del size
-        self._ask(RequestKind.RETRY_TASK, self._failed("ended_tasks"), ("failed", "skipped"))
+        self._request(RequestKind.RETRY_TASK, self._failed("ended_tasks"), ("failed", "skipped"))
 
     def _cancel_run(self, size: int) -> None:
         del size
-        self._ask(RequestKind.CANCEL_RUN, self.runs, OPEN_RUN_STATES)
+        self._request(RequestKind.CANCEL_RUN, self.runs, OPEN_RUN_STATES)
 
     def _retry_run(self, size: int) -> None:
         del size
-        self._ask(RequestKind.RETRY_RUN, self._failed("runs"), ("failed",))
+        self._request(RequestKind.RETRY_RUN, self._failed("runs"), ("failed",))
 
     def retry_all(self, runs: list[bytes]) -> None:
-        """Ask for runs to be tried again that are stuck."""
+        """Request retries of stuck runs."""
         for run in runs:
-            inbox.add(self._world.database.connection_of(self._holder(run)), RequestKind.RETRY_RUN, run)
+            inbox.add(self._world.database.connection_of(self._shard_of(run)), RequestKind.RETRY_RUN, run)
 
     def _failed(self, table: str) -> list[bytes]:
         rows = self._world.database.sql(f"SELECT id FROM orchestrator.{table} WHERE status = 'failed' ORDER BY id")

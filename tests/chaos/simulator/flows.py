@@ -1,4 +1,4 @@
-"""Runs of flows came to what a naive interpreter says, and each of their visits is recorded once."""
+"""Checks that runs of flows agree with the naive interpreter, and that each visit is recorded once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VISITS = "SELECT * FROM orchestrator.node_runs ORDER BY run_id, number"
 
 
 def check_flows(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
-    """Hold every run of a flow against what became of it."""
+    """Check every run of a flow."""
     visits: dict[bytes, list[Any]] = {run: [] for run in world.clients.flows}
     for visit in world.database.sql(_VISITS):
         visits[visit["run_id"].bytes].append(visit)
@@ -32,18 +32,18 @@ def check_flows(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
     for row in world.database.sql(_RUNS):
         run = row["id"].bytes
         yield from (f"flow {run.hex()} {wrong}" for wrong in _check_visits(row, visits[run], tasks[run]))
-        was_retried = (RequestKind.RETRY_RUN, run) in world.clients.asked
+        was_retried = (RequestKind.RETRY_RUN, run) in world.clients.requested
         yield from (f"flow {run.hex()} {wrong}" for wrong in _check_end(world, row, visits[run], was_retried))
 
 
 def _check_visits(row: Any, visits: Sequence[Any], tasks: set[bytes]) -> Iterator[str]:
-    """Visits are numbered without a gap, and every task belongs to one of them."""
+    """Check that visits are numbered without gaps, and that every task belongs to exactly one visit."""
     if (numbers := [visit["number"] for visit in visits]) != [*range(1, 1 + len(visits))]:
         yield f"has recorded the visits {numbers}"
     called = [
-        derived_id(row["id"].bytes, "flow", visit["first_call"] + place)
+        derived_id(row["id"].bytes, "flow", visit["first_call"] + offset)
         for visit in visits
-        for place in range(visit["calls"])
+        for offset in range(visit["calls"])
     ]
     if len({*called}) != len(called):
         yield "has recorded a task with two visits"
@@ -53,7 +53,7 @@ def _check_visits(row: Any, visits: Sequence[Any], tasks: set[bytes]) -> Iterato
 
 
 def _check_end(world: World, row: Any, visits: Sequence[Any], was_retried: bool) -> Iterator[str]:
-    """It went where the interpreter goes, and came to the same end."""
+    """Check that a flow took the interpreter's path and ended with its result."""
     plain = world.clients.flows[row["id"].bytes]
     naive = Interpreter(service, plain["max_steps"])
     try:

@@ -1,4 +1,4 @@
-"""Scheduler processes: one leads, others stand by; each may crash, lose its connections, or stand still in mid-tick."""
+"""Scheduler processes: one leads, others stand by. Each may crash, lose its connections, or pause in mid-tick."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ BOUNDARIES = (
     "after fleet",
     "after messages",
 )
-"""Where a scheduler can be struck, in the order of a tick."""
+"""Points in a tick at which a fault can hit a scheduler, in order."""
 
 
 class Crash(BaseException):
-    """The process is gone; no handler of the product's may see it."""
+    """A process crash. It is a BaseException so that no handler of the product catches it."""
 
 
-class _NoTime:
-    """Stands for the event that a scheduler waits on between two tries."""
+class _NeverWaits:
+    """Replaces the event on which a scheduler waits between two attempts, without waiting."""
 
     def wait(self, timeout: float | None = None) -> bool:
         del timeout
@@ -54,7 +54,7 @@ class _NoTime:
 
 
 class SimulatedLeadership(Leadership):
-    """Leadership whose transactions can be struck, and whose connections go back to a pool when they are dropped."""
+    """Leadership with faults in its transactions. Dropped connections return to a pool."""
 
     def __init__(self, actor: SchedulerProcess, **options: Any) -> None:
         super().__init__(actor.world.database.engine_of(actor.shard), elapsed=actor._monotonic, **options)
@@ -74,14 +74,14 @@ class SimulatedLeadership(Leadership):
             self._strike("before commit")
             if world.armed("commit refused"):
                 raise exc.OperationalError("COMMIT", None, Exception("the connection broke before the commit"))
-        if writing.connection.info.get("sent", 0) > sent:  # else there was nothing to write, not even that it leads
+        if writing.connection.info.get("sent", 0) > sent:  # otherwise nothing was written, not even the lease
             world.note_commit(self._actor.shard, self.term)
         if world.armed("commit uncertain"):
             raise exc.OperationalError("COMMIT", None, Exception("the connection broke during the commit"))
         self._strike("after commit")
 
     def cut(self) -> None:
-        """Break the connection, as Postgres does with a session that is idle in a transaction for too long."""
+        """Break the connection, as Postgres does after the idle-in-transaction timeout."""
         if self._connection is not None:
             raw: Any = self._connection.connection.dbapi_connection
             raw.close()
@@ -98,7 +98,7 @@ class SimulatedLeadership(Leadership):
 
 
 class SchedulerProcess:
-    """One process of a scheduler, and whatever is started in its place when it dies."""
+    """A scheduler process, restarted when it crashes."""
 
     def __init__(self, world: World, name: str, rate: float, shard: int = 0) -> None:
         self.world = world
@@ -106,11 +106,11 @@ class SchedulerProcess:
         self.shard = shard
         self.paused = False
         self._rate = rate
-        self._lives = 0
+        self._starts = 0
         self._start()
 
     def _start(self) -> None:
-        self._lives += 1
+        self._starts += 1
         settings = self.world.settings.of_shard(self.shard)
         engine = self.world.database.engine_of(self.shard)
         self.streams = MemoryLeaderStreams(self.world.redis[self.shard], self.name, self.strike)
@@ -118,19 +118,19 @@ class SchedulerProcess:
         self.leadership = SimulatedLeadership(self, lease=settings.lease)
         self.scheduler._leadership = self.leadership
         self.candidacy = Candidacy(self.leadership, self.streams, settings.lease, self._monotonic)  # type: ignore[arg-type]
-        self.scheduler._stopping = _NoTime()  # type: ignore[assignment]
+        self.scheduler._stopping = _NeverWaits()  # type: ignore[assignment]
         self.leading = False
-        self._try_at = 0.0
+        self._retry_at = 0.0
         self._ticked_at = 0.0
 
     def _monotonic(self) -> float:
-        return 1_000.0 * self._lives + self._rate * self.world.now
+        return 1_000.0 * self._starts + self._rate * self.world.now
 
     def close(self) -> None:
         self.leadership.disconnect()
 
     def stop(self) -> None:
-        """End in order, and for good."""
+        """Stop gracefully and for good."""
         if self.leading:
             self.leadership.release()
         self.close()
@@ -138,15 +138,15 @@ class SchedulerProcess:
     # -- a turn
 
     def turn(self) -> None:
-        """Do what `Scheduler.run` does in one round, without waiting."""
+        """Run one round of `Scheduler.run` without waiting."""
         world = self.world
-        if world.now < self._try_at or (self.leading and not self._has_work()):
+        if world.now < self._retry_at or (self.leading and not self._has_work()):
             return
         world.set_clocks()
         try:
             if not self.leading:
                 if not self.candidacy.try_to_lead():
-                    self._try_at = world.now + world.settings.lease / 3
+                    self._retry_at = world.now + world.settings.lease / 3
                     return
                 world.trace(f"{self.name} leads, term {self.leadership.term}")
                 self.scheduler.take_over()
@@ -168,25 +168,25 @@ class SchedulerProcess:
                 self.candidacy.failed()
             self.leadership.disconnect()
             self.leading = False
-            self._try_at = world.now + 0.1
+            self._retry_at = world.now + 0.1
         except Crash:
             self.crash()
 
     def _has_work(self) -> bool:
-        """Say whether a read that blocks would have returned by now."""
+        """Return whether the leader's blocking read would have returned by now."""
         scheduler, now = self.scheduler, self._monotonic()
-        waited = self.world.now - self._ticked_at
+        elapsed = self.world.now - self._ticked_at
         if not scheduler.term.link.can_read:
-            return waited >= min(scheduler.term.due_in, 0.1)
-        if now >= scheduler.term.watch.due_at or waited >= scheduler.term.due_in:
+            return elapsed >= min(scheduler.term.due_in, 0.1)
+        if now >= scheduler.term.watch.due_at or elapsed >= scheduler.term.due_in:
             return True
         cursor = scheduler.term.generations.cursor
         return self.streams.has_changes(cursor.generation, cursor.position)
 
-    # -- being struck
+    # -- faults
 
     def strike(self, boundary: str) -> None:
-        """Suffer the fault that waits at this boundary, if any."""
+        """Apply the fault planned for this boundary, if any."""
         action = self.world.armed(boundary)
         if action is None:
             return
@@ -201,8 +201,8 @@ class SchedulerProcess:
         self.world.set_clocks()
 
     def crash(self) -> None:
-        """Die, and be started again a little later."""
+        """Crash, and restart after half a second."""
         self.world.trace(f"{self.name} crashes")
         self.leadership.disconnect()
         self._start()
-        self._try_at = self.world.now + 0.5
+        self._retry_at = self.world.now + 0.5

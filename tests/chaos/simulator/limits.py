@@ -1,4 +1,4 @@
-"""Tasks with limits, rates and unique keys, and whether these held in all shards together."""
+"""Tasks with limits, rates and unique keys, and the check that these hold across all shards together."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ STORED = {name: msgspec.json.encode(options).decode() for name, options in OPTIO
 KEYS = ("red", "green", "blue")
 LIMITED = "limited"
 """A queue with a limit."""
-_MOST_IN_QUEUE = 2
-_MOST_SCARCE = 2
+_MAX_IN_QUEUE = 2
+_MAX_SCARCE = 2
 _IN_FLIGHT = ("dispatched", "running")
-_BOTH_CLOCKS = 0.15
-"""Seconds by which two leaders may differ in what they take the time to be: each counts on from its last look."""
+_CLOCK_TOLERANCE = 0.15
+"""Seconds by which the clocks of two leaders may differ: each extrapolates from its last reading."""
 
 
 def limit_queue(world: World) -> None:
-    """Give the queue its limit, as a client does: every leader hears of it."""
-    queues.set_limits(world.database.connection_of(0), LIMITED, _MOST_IN_QUEUE, None)
+    """Set the limit of the queue, as a client does: every leader is notified."""
+    queues.set_limits(world.database.connection_of(0), LIMITED, _MAX_IN_QUEUE, None)
     for shard in range(1, len(world.redis)):
         inbox.add(world.database.connection_of(shard), RequestKind.QUEUES, bytes(16))
 
 
-def _most(row: Any) -> Iterator[tuple[str, int]]:
-    """Yield the limits of a task, and how many they allow."""
+def _limits_of(row: Any) -> Iterator[tuple[str, int]]:
+    """Yield the names and sizes of the limits that apply to a task."""
     if row["name"] == "narrow":
         yield "narrow", 2
     elif row["name"] == "keyed":
         yield row["lane"], 1
     if row["queue"] == LIMITED:
-        yield f"queue {LIMITED}", _MOST_IN_QUEUE
+        yield f"queue {LIMITED}", _MAX_IN_QUEUE
 
 
 def check_limits(world: World, audit: list[Any]) -> Iterator[str]:
-    """No limit was ever exceeded, no rate either, and no key was had by two."""
+    """Check that no limit and no rate was exceeded, and that no unique key had two holders."""
     in_flight: dict[str, set[bytes]] = defaultdict(set)
     holders: dict[str, set[bytes]] = defaultdict(set)
     dispatched: list[float] = []
@@ -64,10 +64,10 @@ def check_limits(world: World, audit: list[Any]) -> Iterator[str]:
         task = row["id"].bytes
         if row["operation"].startswith("leave"):
             continue
-        for limit, most in _most(row):
+        for limit, limit_size in _limits_of(row):
             if row["after"] in _IN_FLIGHT:
                 in_flight[limit].add(task)
-                if len(in_flight[limit]) > most:
+                if len(in_flight[limit]) > limit_size:
                     yield f"{len(in_flight[limit])} tasks of {limit} are in flight (audit {row['number']})"
             else:
                 in_flight[limit].discard(task)
@@ -87,31 +87,31 @@ def check_limits(world: World, audit: list[Any]) -> Iterator[str]:
 def _check_rate(moments: list[float]) -> Iterator[str]:
     for first, start in enumerate(moments):
         for last, end in enumerate(moments[first:], first):
-            allowed = (RATE.burst or 1) + (end - start + _BOTH_CLOCKS) / interval(RATE)
+            allowed = (RATE.burst or 1) + (end - start + _CLOCK_TOLERANCE) / interval(RATE)
             if last - first + 1 > allowed:
                 yield f"{last - first + 1} were dispatched in {end - start:.3f} s, and the rate allows {allowed:.1f}"
                 return
 
 
 def too_many(world: World, execution: Execution) -> str | None:
-    """Say whether more code runs of a limited task than may, in workers that are alive and heard."""
+    """Return an error if too many executions of a limited task run at once, in workers that are alive and heard."""
     if execution.name != "narrow" or not execution.heard:
         return None
     living = {worker.child.id for worker in world.workers if not worker.is_silent}
     running = [
-        one
-        for one in (*world.executions, execution)
-        if one.name == "narrow" and one.ended is None and one.heard and one.worker in living
+        candidate
+        for candidate in (*world.executions, execution)
+        if candidate.name == "narrow" and candidate.ended is None and candidate.heard and candidate.worker in living
     ]
     return f"{len(running)} narrow tasks run at once" if len(running) > 2 else None
 
 
 def check_scarce(world: World) -> Iterator[str]:
-    """After no transaction did more runs of a workflow run than may."""
+    """Check that no transaction leaves more runs of a limited workflow running than allowed."""
     running: set[bytes] = set()
     changes = world.database.sql("SELECT * FROM simulated.scarce ORDER BY number")
     for transaction, rows in groupby(changes, itemgetter("transaction")):
         for row in rows:
             (running.add if row["status"] == "running" else running.discard)(row["id"].bytes)
-        if len(running) > _MOST_SCARCE:
+        if len(running) > _MAX_SCARCE:
             yield f"{len(running)} runs of a scarce workflow are running (transaction {transaction})"

@@ -1,6 +1,6 @@
-"""Redis in memory: the two stream interfaces of the product over one store, with calls that can go wrong.
+"""Redis in memory: the product's two stream interfaces over one store, with calls that can fail.
 
-A call can be refused, or done without its answer arriving, or done later than its caller waited for.
+A call may be refused, executed without a response, or executed after the caller's timeout.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def _text(position: Position) -> str:
 
 @dataclass
 class Stream:
-    """Entries in order, and the consumer group `workers` once somebody has made it."""
+    """A stream's entries in order, and its consumer group `workers` once created."""
 
     entries: dict[str, Any] = field(default_factory=dict)
     last: Position = (0, 0)
     group: bool = False
     delivered: Position = (0, 0)
     pending: dict[str, str] = field(default_factory=dict)
-    """Entries that were received and not acknowledged, and by whom."""
+    """Owners of the entries that were received and not acknowledged."""
 
     def add(self, milliseconds: int, body: Any) -> str:
         self.last = max((milliseconds, 0), (self.last[0], self.last[1] + 1))
@@ -72,7 +72,7 @@ class Stream:
 
 @dataclass
 class Data:
-    """Everything that FLUSHALL removes."""
+    """All data that FLUSHALL removes."""
 
     generation: str | None = None
     server: str | None = None
@@ -81,7 +81,7 @@ class Data:
     nudges: Stream = field(default_factory=Stream)
     events: dict[str, Stream] = field(default_factory=dict)
     queues: dict[tuple[str, str], Stream] = field(default_factory=dict)
-    """By generation and queue."""
+    """Streams by generation and queue."""
     orders: dict[str, Stream] = field(default_factory=dict)
     beats: dict[str, tuple[Heartbeat, float]] = field(default_factory=dict)
     workers: dict[str, None] = field(default_factory=dict)
@@ -90,38 +90,38 @@ class Data:
     quarantine: list[tuple[str, str]] = field(default_factory=list)
 
 
-class Trouble(Protocol):
-    """Says what goes wrong with a call: nothing, `refused`, `unanswered`, or `late`."""
+class CallFaults(Protocol):
+    """Decides how a call fails: not at all (None), `refused`, `unanswered` or `late`."""
 
     def __call__(self, caller: str, operation: str) -> str | None: ...
 
 
 class Caller:
-    """Somebody who has a connection."""
+    """A client with a connection."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.connected_to: int | None = None
-        self.checked: int | None = None
-        """The life of the server in which its streams were begun, as was seen when that was last connected to."""
+        self.verified_in: int | None = None
+        """The incarnation of the server in which the caller last verified its streams."""
 
 
 class MemoryRedis:
-    """One server."""
+    """A Redis server."""
 
-    def __init__(self, clock: Callable[[], float], trouble: Trouble) -> None:
+    def __init__(self, clock: Callable[[], float], fault: CallFaults) -> None:
         self._clock = clock
-        self._trouble = trouble
-        self._life = 1
+        self._fault = fault
+        self._incarnation = 1
         self._skew = 0.0
         self._copy = Data()
         self.data = Data()
         self.late: list[tuple[float, Callable[[], Any]]] = []
-        """Calls that are carried out after their callers have given up, and when."""
+        """Calls that are executed after their callers' timeouts, with their times."""
 
     @property
     def run_id(self) -> str:
-        return f"life-{self._life}"
+        return f"life-{self._incarnation}"
 
     @property
     def milliseconds(self) -> int:
@@ -129,40 +129,40 @@ class MemoryRedis:
 
     @property
     def now(self) -> float:
-        """What the server's own clock says; heartbeats expire by it."""
+        """The server's own clock, by which heartbeats expire."""
         return self._clock() + self._skew
 
-    def call(self, caller: Caller, operation: str, effect: Callable[[], Any], *, in_life: bool = False) -> Any:
-        """Carry a call out, or let it go wrong; `in_life` only in the life in which the streams were begun."""
-        connected_to, caller.connected_to = caller.connected_to, self._life
-        if connected_to not in (None, self._life):
+    def call(self, caller: Caller, operation: str, effect: Callable[[], Any], *, same_incarnation: bool = False) -> Any:
+        """Execute a call or let it fail; with `same_incarnation`, only on the server that has the caller's streams."""
+        connected_to, caller.connected_to = caller.connected_to, self._incarnation
+        if connected_to not in (None, self._incarnation):
             raise ConnectionError(f"{operation}: the server is another")
-        if in_life and caller.checked != self._life:
+        if same_incarnation and caller.verified_in != self._incarnation:
             if self.data.server not in (None, self.run_id):
                 raise ConnectionError(f"{operation}: no leader has begun on this server")
-            caller.checked = self._life
-        trouble = self._trouble(caller.name, operation)
-        if trouble == "refused":
+            caller.verified_in = self._incarnation
+        fault = self._fault(caller.name, operation)
+        if fault == "refused":
             raise ConnectionError(f"{operation}: refused")
-        if trouble == "late":
+        if fault == "late":
             self.late.append((self._clock() + 0.4, effect))
             raise TimeoutError(f"{operation}: timed out")
-        answer = effect()
-        if trouble == "unanswered":
+        response = effect()
+        if fault == "unanswered":
             raise ConnectionError(f"{operation}: the answer was lost")
-        return answer
+        return response
 
     def deliver_late(self) -> None:
-        """Carry out what is late enough."""
+        """Execute the late calls that are due."""
         due = [effect for at, effect in self.late if at <= self._clock()]
         self.late = [(at, effect) for at, effect in self.late if at > self._clock()]
         for effect in due:
             try:
                 effect()
             except (Deposed, StreamsGone):
-                continue  # nobody hears the refusal
+                continue  # the caller has given up
 
-    # -- what can happen to a server
+    # -- faults of a server
 
     def remember(self) -> None:
         """Bring the replica up to date."""
@@ -172,18 +172,17 @@ class MemoryRedis:
         self.data = Data()
 
     def restart(self) -> None:
-        """Start again with nothing."""
+        """Restart the server without data."""
         self.data = Data()
-        self._life += 1
+        self._incarnation += 1
 
     def fail_over(self, skew: float) -> None:
-        """The replica takes over: the last moments are gone, and its clock is its own."""
+        """Promote the replica: the latest writes are lost, and its clock differs by `skew`."""
         self.data = copy.deepcopy(self._copy)
-        self._life += 1
+        self._incarnation += 1
         self._skew = skew
 
     def set_clock(self, by: float) -> None:
-        """Set the server's clock."""
         self._skew += by
 
     def lose_message(self, choose: Callable[[list[Any]], Any]) -> None:
@@ -196,11 +195,11 @@ class MemoryRedis:
         self.data.nudges.add(self.milliseconds, kind)
 
     def left_over(self) -> list[str]:
-        """Return what stands in the streams."""
+        """Return all entries of the streams, except private queues of workers that have expired."""
         found = [f"events:{name}/{entry}" for name, stream in self.data.events.items() for entry in stream.entries]
         for (generation, queue), stream in self.data.queues.items():
             if is_private(queue) and queue.removeprefix(private_queue("")) not in self.data.workers:
-                continue  # it has expired by now: nobody else would read it
+                continue  # the stream has expired: only its worker reads it
             for entry, body in stream.entries.items():
                 tasks = ", ".join(f"{task.id.hex()[-6:]}#{task.attempt}" for task in decode_dispatches(body))
                 owner = stream.pending.get(entry, "nobody")
@@ -209,7 +208,7 @@ class MemoryRedis:
 
 
 class MemoryLeaderStreams:
-    """What `LeaderStreams` does, in memory. Each call is a boundary at which the scheduler may crash or be paused."""
+    """`LeaderStreams` in memory. At each call the scheduler may crash or pause."""
 
     signing = OFF
     is_watched = False
@@ -221,14 +220,14 @@ class MemoryLeaderStreams:
         self._last_nudge = "0-0"
         self.terms = self.queues = self.fleet = self
 
-    def _call(self, operation: str, effect: Callable[[], Any], *, in_life: bool = False) -> Any:
+    def _call(self, operation: str, effect: Callable[[], Any], *, same_incarnation: bool = False) -> Any:
         self._boundary(f"before {operation}")
-        answer = self._server.call(self._caller, operation, effect, in_life=in_life)
+        response = self._server.call(self._caller, operation, effect, same_incarnation=same_incarnation)
         self._boundary(f"after {operation}")
-        return answer
+        return response
 
     def has_changes(self, generation: str, cursor: str) -> bool:
-        """Say whether a blocking read would return at once; the simulator's own question."""
+        """Return whether a blocking read would return at once. Used by the simulator only."""
         data = self._server.data
         events = data.events.get(generation)
         return bool((events and events.after(cursor, 1)) or data.nudges.after(self._last_nudge, 1))
@@ -247,7 +246,7 @@ class MemoryLeaderStreams:
         return self._call("claim_term", effect)
 
     def state(self, generation: str, cursor: str) -> ServerState:
-        del cursor  # ids do not run out here
+        del cursor  # stream ids do not run out here
 
         def effect() -> ServerState:
             data = self._server.data
@@ -257,7 +256,7 @@ class MemoryLeaderStreams:
         return self._call("state", effect)
 
     def accept_database(self) -> None:
-        """Postgres has one life here."""
+        """Nothing to do: there is only one Postgres."""
 
     def begin(self, term: int, generation: str, server: str) -> None:
         def effect() -> None:
@@ -277,17 +276,17 @@ class MemoryLeaderStreams:
     def remove_older(self, generation: str, *, later: bool = False) -> None:
         def effect() -> None:
             data = self._server.data
-            for kept in (data.events, data.queues):
-                for name in [*kept]:
+            for table in (data.events, data.queues):
+                for name in [*table]:
                     if is_over(name if isinstance(name, str) else name[0], generation, later=later):
-                        del kept[name]
+                        del table[name]
 
         self._call("remove_older", effect)
 
     # -- events
 
     def read(self, generation: str, cursor: str, count: int, block: float) -> Inbound:
-        del block  # time does not pass while somebody waits here
+        del block  # the simulated time does not pass during a blocking read
 
         def effect() -> Inbound:
             data = self._server.data
@@ -300,7 +299,7 @@ class MemoryLeaderStreams:
             only_tasks = all(kind == "task" for _, kind in nudges)
             return Inbound(entries, bool(nudges), changed, len(entries) < count, only_tasks=only_tasks)
 
-        return self._call("read", effect, in_life=True)
+        return self._call("read", effect, same_incarnation=True)
 
     def leftover(self, generation: str, cursor: str, count: int) -> Inbound:
         def effect() -> Inbound:
@@ -310,10 +309,10 @@ class MemoryLeaderStreams:
         return self._call("leftover", effect)
 
     def publish_ended(self, ended: Sequence[Ended]) -> None:
-        """Nobody listens here."""
+        """Nothing to do: nothing listens for ended tasks here."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Nothing to close."""
 
     def set_aside(self, refused: Sequence[Refused]) -> None:
         entries = [(refusal.source, refusal.error) for refusal in refused]
@@ -347,7 +346,7 @@ class MemoryLeaderStreams:
                 for body in bodies:
                     stream.add(self._server.milliseconds, body)
 
-        self._call("publish", effect, in_life=True)
+        self._call("publish", effect, same_incarnation=True)
 
     def messages(self, generation: str, queue: str) -> list[Message]:
         def effect() -> list[Message]:
@@ -357,7 +356,7 @@ class MemoryLeaderStreams:
         return self._call("messages", effect)
 
     def publish_key_holders(self, holders: Mapping[bytes, KeyHolder]) -> None:
-        """Nobody asks here."""
+        """Nothing to do: workers do not read the holders here."""
 
     def withdraw(self, generation: str, queue: str, entries: Sequence[str]) -> None:
         def effect() -> None:
@@ -379,10 +378,10 @@ class MemoryLeaderStreams:
     # -- the fleet
 
     def complain(self, reason: str, pause: float = 0.0) -> None:
-        """For people who look; nobody does here."""
+        """Nothing to do: the complaint is only displayed."""
 
     def withdraw_complaint(self) -> None:
-        """The same."""
+        """Nothing to do: the complaint is only displayed."""
 
     def write_canary(self) -> None:
         self._call("canary", lambda: None)
@@ -396,7 +395,7 @@ class MemoryLeaderStreams:
         return self._call("fleet", effect)
 
     def forget_gone(self, generation: str, queues: Sequence[str]) -> list[str]:
-        # consumers are nothing but the owners of pending entries here
+        # consumers are only the owners of pending entries here
         def effect() -> list[str]:
             data, now = self._server.data, self._server.now
             for worker in list(data.workers):
@@ -418,14 +417,14 @@ class MemoryLeaderStreams:
 
 
 class MemoryWorkerStreams:
-    """What `WorkerStreams` does, in memory."""
+    """`WorkerStreams` in memory."""
 
     def __init__(self, server: MemoryRedis, caller: str) -> None:
         self._server = server
         self._caller = Caller(caller)
 
-    def _call(self, operation: str, effect: Callable[[], Any], *, in_life: bool = False) -> Any:
-        return self._server.call(self._caller, operation, effect, in_life=in_life)
+    def _call(self, operation: str, effect: Callable[[], Any], *, same_incarnation: bool = False) -> Any:
+        return self._server.call(self._caller, operation, effect, same_incarnation=same_incarnation)
 
     def generation(self) -> str | None:
         def effect() -> str | None:
@@ -462,7 +461,7 @@ class MemoryWorkerStreams:
                         raise AssertionError("nobody writes nonsense here") from None
             return received
 
-        return self._call("take", effect, in_life=True)
+        return self._call("take", effect, same_incarnation=True)
 
     def flush(self, generation: str, body: bytes | None, done: Mapping[str, Sequence[str]]) -> Receipt:
         def effect() -> Receipt:
@@ -474,7 +473,7 @@ class MemoryWorkerStreams:
                     data.queues[generation, queue].drop(entries)
             return Receipt(entry, data.generation, data.applied)
 
-        return self._call("flush", effect, in_life=True)
+        return self._call("flush", effect, same_incarnation=True)
 
     def is_led(self, within: float) -> bool:
         raise AssertionError(f"processes that end are not played to their last word ({within})")
@@ -502,12 +501,12 @@ class MemoryWorkerStreams:
         self._call("beat", effect)
 
     def leave(self, workers: Sequence[str], stopped: Sequence[str]) -> None:
-        del stopped  # which is only shown to people
+        del stopped  # only displayed
 
         def effect() -> None:
             for worker in workers:
-                for kept in (self._server.data.beats, self._server.data.orders, self._server.data.workers):
-                    kept.pop(worker, None)
+                for table in (self._server.data.beats, self._server.data.orders, self._server.data.workers):
+                    table.pop(worker, None)
             self._server.nudge("fleet")
 
         self._call("leave", effect)
@@ -524,7 +523,7 @@ class MemoryWorkerStreams:
 
 
 class MemoryOrderInbox:
-    """What `OrderInbox` does, in memory: the answer is there as soon as it is asked for."""
+    """`OrderInbox` in memory: orders can be read as soon as they are requested."""
 
     def __init__(self, streams: MemoryWorkerStreams) -> None:
         self._streams = streams

@@ -1,4 +1,4 @@
-"""Somebody who sends runs of flows what they wait for, sooner or later, and now and then twice."""
+"""A person who sends signals to waiting flows, after a delay and sometimes twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPEN = "SELECT id, state FROM orchestrator.runs WHERE flow AND ended_at IS NULL
 
 
 class Person:
-    """Looks at the runs that are open, every now and then."""
+    """Checks the open runs at intervals."""
 
     PAUSE = 0.3
 
@@ -29,7 +29,7 @@ class Person:
         self._random = Random(f"{world.plan.seed} person")
 
     def turn(self) -> None:
-        """Answer some of those who wait; tell somebody what they have not asked for yet."""
+        """Send signals to some waiting runs, and unexpected signals to others."""
         self._world.set_clocks()
         for row in self._world.database.sql(_OPEN) if self._world.clients.flows else ():
             state = FlowState() if row["state"] is None else FlowState.from_plain(timezones.decode(bytes(row["state"])))

@@ -1,7 +1,7 @@
-"""What a seed means: the size of the world, what clients do, and which faults happen when.
+"""Derives a plan from a seed: the number of actors, the actions of clients, and the faults with their times.
 
-Faults are a plain list, drawn apart from everything else, so that a failing list can be made shorter without changing
-the world it strikes.
+Faults are a plain list with their own random generator, so that a failing list can be shrunk while everything else
+stays the same.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ FAULT_TIME = 9.0
 
 
 class Fault(NamedTuple):
-    """Something that goes wrong, once."""
-
     at: float
     kind: str
     details: tuple[Any, ...] = ()
@@ -31,8 +29,6 @@ class Fault(NamedTuple):
 
 
 class Action(NamedTuple):
-    """Something that a client does."""
-
     at: float
     kind: str
     size: int
@@ -40,7 +36,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One simulation, before it runs."""
+    """A simulation before it runs."""
 
     seed: int
     schedulers: int
@@ -72,8 +68,8 @@ _CALLS = (
     ("worker", "leave"),
     ("client", "nudge"),
 )
-_NARROW = ("after commit", "before publish", "after begin_generation")
-"""Boundaries at which more is at stake than at others."""
+_SENSITIVE_BOUNDARIES = ("after commit", "before publish", "after begin_generation")
+"""Boundaries at which a fault is especially harmful; drawn more often."""
 _GENERATION = ("after state", "before begin_generation", "after begin_generation", "before remove_older")
 _THEMES = {
     "all": ("scheduler", "scheduler", "commit", "call", "call", "server", "worker", "worker", "clock"),
@@ -82,21 +78,21 @@ _THEMES = {
     "server": ("server", "server", "generation", "call"),
     "poison": ("poison", "poison", "poison", "scheduler", "worker", "call"),
 }
-"""Faults of a kind come together: two that meet find more than two that do not."""
+"""Groups of faults. Related faults in one plan find more errors than unrelated ones."""
 _WHILE_PLANNING = (
     ("commit refused", "yes"),
     ("before commit", "4.0"),
     ("after commit", "4.0"),
     ("after commit", "crash"),
 )
-"""What makes a leader forget what it has planned, or another one take over."""
-_WIDE_SEEDS = 16
-"""What is left of seeds, divided by twenty, in which a run has more steps than a tick has room for."""
-_ONLY_WRITES_COME_LATE = ("flush", "publish", "withdraw", "take", "order")
+"""Faults that make a leader forget its plans, or another leader take over."""
+_WIDE_SEED_REMAINDER = 16
+"""Remainder of the seeds, modulo 20, whose plans have a run with more steps than fit into one tick."""
+_LATE_OPERATIONS = ("flush", "publish", "withdraw", "take", "order")
 
 
 def plan_for(seed: int) -> Plan:
-    """Return the world of a seed."""
+    """Return the plan of a seed."""
     world, faults, flows = Random(f"{seed} world"), Random(f"{seed} faults"), Random(f"{seed} flows")
     kinds = ("task", "task", "task", "flaky", "flaky", "long", "long", "parent", "poison", "many", "dag", "dag")
     actions = [
@@ -116,11 +112,11 @@ def plan_for(seed: int) -> Plan:
         actions=tuple(sorted(actions)),
         faults=_faults(faults),
     )
-    return _with_wide_run(plan) if seed % 20 == _WIDE_SEEDS else plan
+    return _with_wide_run(plan) if seed % 20 == _WIDE_SEED_REMAINDER else plan
 
 
 def sharded_plan_for(seed: int) -> Plan:
-    """Return the world of a seed with one, two or four shards, with limits and keys that these have in common."""
+    """Return the plan of a seed with one, two or four shards, and with limits and keys shared by all shards."""
     plan, random = plan_for(seed), Random(f"{seed} shards")
     shards = random.choice((1, 2, 2, 4))
     kinds = ("limited", "limited", "limited", "unique", "unique", "claimant", "scarce", "scarce")
@@ -130,14 +126,14 @@ def sharded_plan_for(seed: int) -> Plan:
     ]
     faults = plan.faults
     if seed % 4 == 0:
-        others = random.sample([number for number in (1, 2, 3, 4) if number != shards], 2)
-        changes = [Fault(round(random.uniform(0.2, 7.0), 3), "reshard", (number,)) for number in others]
+        shard_counts = random.sample([number for number in (1, 2, 3, 4) if number != shards], 2)
+        changes = [Fault(round(random.uniform(0.2, 7.0), 3), "reshard", (number,)) for number in shard_counts]
         faults = tuple(sorted([*faults, *changes]))
     return replace(plan, shards=shards, actions=tuple(sorted([*plan.actions, *actions])), faults=faults)
 
 
 def _with_wide_run(plan: Plan) -> Plan:
-    """Return a plan in which a run is planned in several ticks, and leaders fail or change in between."""
+    """Add a run that is planned over several ticks, with leaders that fail or change in between."""
     random = Random(f"{plan.seed} wide")
     at = random.uniform(0.0, WORK_TIME)
     faults = [
@@ -164,22 +160,22 @@ def _fault(random: Random, group: str) -> Fault:
         return Fault(at, "strike", (random.choice(_GENERATION), action))
     if group == "scheduler":
         action = "crash" if random.random() < 0.5 else str(round(random.choice((0.5, 4.0, 8.0)), 1))
-        return Fault(at, "strike", (random.choice((*BOUNDARIES, *_NARROW)), action))
+        return Fault(at, "strike", (random.choice((*BOUNDARIES, *_SENSITIVE_BOUNDARIES)), action))
     if group == "poison":
         return Fault(at, "poison", (random.randrange(4), random.choice(OPERATIONS), random.choice(FORMS)))
     if group == "commit":
         return Fault(at, "strike", (random.choice(("commit refused", "commit uncertain")), "yes"))
     if group == "call":
         caller, operation = random.choice(_CALLS)
-        troubles = ["refused", "unanswered"] + ["late"] * (operation in _ONLY_WRITES_COME_LATE)
+        troubles = ["refused", "unanswered"] + ["late"] * (operation in _LATE_OPERATIONS)
         return Fault(at, "call", (caller, operation, random.choice(troubles)))
     if group == "server":
         kind = random.choice(("flush all", "restart", "fail over", "lose message", "lose message", "cut off"))
         if kind == "fail over":
             return Fault(at, kind, (round(random.choice((0.0, 0.0, -2.0, 2.0)), 1),))
         if kind == "cut off":
-            who = random.choice(("worker", "worker", "leader", "all"))
-            return Fault(at, kind, (who, random.randrange(4), round(random.uniform(0.5, 10.0), 1)))
+            caller = random.choice(("worker", "worker", "leader", "all"))
+            return Fault(at, kind, (caller, random.randrange(4), round(random.uniform(0.5, 10.0), 1)))
         return Fault(at, kind, (random.randrange(100),) if kind == "lose message" else ())
     if group == "redis clock":
         return Fault(at, "set clock", (random.choice((-600.0, -10.0, -2.0, 2.0, 600.0)),))

@@ -1,7 +1,7 @@
-"""Runs with which the leader fails, in one operation or another, until the poison is lifted.
+"""Poisoned runs: one operation of the leader fails for them until the poison is lifted.
 
-What is poisoned is the run with a number, in the order in which clients start them. The product's functions are asked
-to do something with it, and fail as a defect, a full disk of Postgres's or a statement that takes too long would.
+A poison applies to the n-th run that clients start. The product's function then fails as with a defect, a full disk
+of Postgres, or a statement timeout.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def _failure(form: str) -> Exception:
 
 
 class Poisons:
-    """Which runs are poisoned at the moment, and which have been met."""
+    """The currently poisoned runs, and all runs that a poison has hit."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._active: list[tuple[int, str, str]] = []
         self.met: set[bytes] = set()
-        """Runs with which the leader has failed."""
+        """Runs that a poison has hit."""
 
     def add(self, number: int, operation: str, form: str) -> None:
         self._active.append((number, operation, form))
@@ -63,44 +63,48 @@ class Poisons:
         return {started[number] for number, _, _ in self._active if number < len(started)}
 
     def strike(self, operation: str, ids: Iterable[bytes]) -> None:
-        """Fail if one of these runs is poisoned for this operation."""
+        """Raise an error if one of these runs is poisoned for the operation."""
         started = self._world.clients.runs
-        wanted = {started[n]: form for n, what, form in self._active if what == operation and n < len(started)}
-        for run in ids if wanted else ():
-            if run in wanted:
+        forms = {
+            started[n]: form
+            for n, poisoned_operation, form in self._active
+            if poisoned_operation == operation and n < len(started)
+        }
+        for run in ids if forms else ():
+            if run in forms:
                 self.met.add(run)
-                self._world.trace(f"poison: {operation} {run.hex()[-6:]} ({wanted[run]})")
-                raise _failure(wanted[run])
+                self._world.trace(f"poison: {operation} {run.hex()[-6:]} ({forms[run]})")
+                raise _failure(forms[run])
 
     @contextmanager
     def injected(self) -> Iterator[None]:
-        """Let the product's own functions meet the poison."""
+        """Patch the product's functions so that they hit the poisons."""
         with ExitStack() as stack:
             for owner, name, operation, ids in (
-                (DagRun, "open", "evaluate", lambda given: [given[0].id]),
-                (StepCreation, "_instantiate", "create", lambda given: [given[3][0].id]),
-                (Flows, "_advance", "advance", lambda given: [given[3].id]),
-                (runs, "count", "count", lambda given: given[1]),
-                (runs, "settle", "count", lambda given: given[1]),
-                (Triggers, "runs_ended", "hooks", lambda given: [run.id for _, run in given[2]]),
-                (requests, "requeue_runs", "request", lambda given: given[1]),
-                (cancels, "mark", "request", lambda given: given[1]),
-                (cancels, "at_rest", "stop", lambda given: given[1]),
+                (DagRun, "open", "evaluate", lambda arguments: [arguments[0].id]),
+                (StepCreation, "_instantiate", "create", lambda arguments: [arguments[3][0].id]),
+                (Flows, "_advance", "advance", lambda arguments: [arguments[3].id]),
+                (runs, "count", "count", lambda arguments: arguments[1]),
+                (runs, "settle", "count", lambda arguments: arguments[1]),
+                (Triggers, "runs_ended", "hooks", lambda arguments: [run.id for _, run in arguments[2]]),
+                (requests, "requeue_runs", "request", lambda arguments: arguments[1]),
+                (cancels, "mark", "request", lambda arguments: arguments[1]),
+                (cancels, "at_rest", "stop", lambda arguments: arguments[1]),
             ):
-                stack.enter_context(patch.object(owner, name, self._around(getattr(owner, name), operation, ids)))
-            stack.enter_context(patch.object(dags, "_apply_to_plan", self._around_plan(dags._apply_to_plan)))
+                stack.enter_context(patch.object(owner, name, self._with_poison(getattr(owner, name), operation, ids)))
+            stack.enter_context(patch.object(dags, "_apply_to_plan", self._plan_with_poison(dags._apply_to_plan)))
             yield
 
-    def _around(
+    def _with_poison(
         self, function: Callable[..., Any], operation: str, ids: Callable[[Any], Iterable[bytes]]
     ) -> Callable[..., Any]:
-        def call(*given: Any, **options: Any) -> Any:
-            self.strike(operation, ids(given))
-            return function(*given, **options)
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.strike(operation, ids(arguments))
+            return function(*arguments, **options)
 
         return call
 
-    def _around_plan(self, function: Callable[[Any, RunChanges], None]) -> Callable[[Any, RunChanges], None]:
+    def _plan_with_poison(self, function: Callable[[Any, RunChanges], None]) -> Callable[[Any, RunChanges], None]:
         def call(run: Any, changes: RunChanges) -> None:
             self._apply_to_plan(run, changes)
             function(run, changes)
@@ -108,11 +112,11 @@ class Poisons:
         return call
 
     def _apply_to_plan(self, run: Any, changes: RunChanges) -> None:
-        for operation, is_so in (
+        for operation, applies in (
             ("begin", changes.begun),
             ("advance", changes.ended),
             ("expand", changes.is_expanding),
             ("reopen", changes.is_retried or changes.reopened),
         ):
-            if is_so:
+            if applies:
                 self.strike(operation, [run.id])

@@ -1,7 +1,7 @@
-"""A database for simulations: its clock is the world's, and every change of a task's state is written down.
+"""A database for simulations: it has the simulated clock, and records every change of a task's state.
 
-The product's statements say `now()`. Here that name is found first in a schema of the simulator's own, where it reads
-the time from a sequence. So leases expire, retries fall due and tasks grow old in virtual time, and always alike.
+The product's statements call `now()`. Here a function in the simulator's schema precedes it in the search path, and
+reads the time from a sequence. So leases expire and retries fall due in virtual time, deterministically.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ CREATE OR REPLACE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON "{0}".ended_t
 CREATE OR REPLACE TRIGGER note AFTER INSERT OR UPDATE OF status ON "{0}".runs
     FOR EACH ROW WHEN (NEW.workflow = 'scarce') EXECUTE FUNCTION simulated.note_run();
 """
-_USED = """
+_NONEMPTY_TABLES = """
 SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
  WHERE nspname ~ '^orchestrator(/[0-9]+)?$' AND relkind = 'r'
    AND relname NOT IN ('workflows', 'flows', 'alembic_version') AND pg_relation_size(c.oid) > 0
@@ -81,13 +81,13 @@ def _namespace(shard: int) -> str:
 
 
 class SimulatedDatabase:
-    """The one database that all simulations of a session use, one after the other."""
+    """The database of all simulations of a session, which run one after another."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         setup = create_engine(url.replace("postgresql:", "postgresql+psycopg2:"), isolation_level="AUTOCOMMIT")
         with setup.connect() as connection:
-            is_old = (connection.dialect.server_version_info or ()) < (15,)  # and has no such sequences
+            is_old = (connection.dialect.server_version_info or ()) < (15,)  # without unlogged sequences
             connection.exec_driver_sql(_PREPARE.replace("UNLOGGED SEQUENCE", "SEQUENCE") if is_old else _PREPARE)
             connection.exec_driver_sql(_WATCH.format("orchestrator"))
             for table, column in (("tasks", "created_at"), ("runs", "created_at"), ("inbox", "created_at")):
@@ -103,10 +103,10 @@ class SimulatedDatabase:
         self._connections: dict[str, Connection] = {}
         self._time = 0.0
         self._set_clock: bytes | None = None
-        """Makes the clock say that, with the next statement that anybody sends; None if it does."""
+        """SQL that sets the clock, sent with the next statement; None if the clock is right."""
         self._connection = self._connected("orchestrator")
         self.existing = 1
-        """Shards that there are, with those that are closing."""
+        """Number of shards in the database, including closing shards."""
 
     def close(self) -> None:
         for connection in self._connections.values():
@@ -120,15 +120,15 @@ class SimulatedDatabase:
         return shards.are_there(self._connection)
 
     def reshard(self, number: int) -> list[str]:
-        """Have so many shards, as `orchestrator db upgrade` makes them; return what it says."""
+        """Change the number of shards as `orchestrator db upgrade` does; return its messages."""
         if number == self.existing == self.settings.shards:
             return []
         self.settings = dataclasses.replace(self.settings, shards=number)
-        for namespace in [name for name in self._connections if "/" in name]:  # its schema may go
+        for namespace in [name for name in self._connections if "/" in name]:  # its schema may be dropped
             self._connections.pop(namespace).close()
         for name in [name for name in self._engines if "/" in name]:
             self._engines.pop(name).dispose()
-        self._connection.exec_driver_sql("SELECT")  # with the clock: what follows has connections of its own
+        self._connection.exec_driver_sql("SELECT")  # send the clock: the upgrade uses other connections
         notes = shards.upgrade(self.settings)
         self.existing = max(number, len(shards.list_shards(self._connection))) if self._has_shards() else 1
         for shard in range(1, number):
@@ -136,15 +136,15 @@ class SimulatedDatabase:
         return notes
 
     def engine_of(self, shard: int) -> Engine:
-        """Return the connections of all processes that serve a shard."""
+        """Return the connection pool of a shard's server processes."""
         return self._engine("scheduler", _namespace(shard))
 
     def connection_of(self, shard: int) -> Connection:
-        """Return the connection of clients to a shard; every statement commits."""
+        """Return the autocommit connection of clients to a shard."""
         return self._connected(_namespace(shard))
 
     def locate(self, ids: Sequence[bytes]) -> dict[bytes, int]:
-        """Return the shards of tasks and runs, as clients find them."""
+        """Return the shards of tasks and runs, as clients locate them."""
         return {} if self.existing == 1 else shards.locate(self._connection, ids)
 
     def _engine(self, name: str, namespace: str) -> Engine:
@@ -162,31 +162,34 @@ class SimulatedDatabase:
         return self._connections[namespace]
 
     def clear(self) -> None:
-        """Forget everything but the definitions of workflows."""
-        used = self._connection.exec_driver_sql(_USED).scalars()
+        """Delete everything except the definitions of workflows."""
+        used = self._connection.exec_driver_sql(_NONEMPTY_TABLES).scalars()
         names = ", ".join([*used, "simulated.audit", "simulated.scarce", "simulated.ledger"])
-        self._connection.exec_driver_sql(f"TRUNCATE {names} RESTART IDENTITY")  # also what was deleted has a place
+        self._connection.exec_driver_sql(f"TRUNCATE {names} RESTART IDENTITY")  # also resets space used by deleted rows
 
     def set_clock(self, seconds: float) -> None:
-        """Make it this late, for everybody who asks Postgres."""
+        """Set the clock of the database."""
         if seconds != self._time:
             self._time = seconds
             self._set_clock = b"SELECT setval('simulated.clock', %d);" % round(seconds * 1e6)
 
     def _keep_time(self, connection: Any, record: Any) -> None:
-        """Have the statements of a connection of the driver set the clock first, in the same round trip; count them."""
+        """Prepend a pending change of the clock to a connection's next statement; count the connection's statements."""
         database, info = self, record.info
         info["sent"] = 0
 
         class Cursor(extensions.cursor):
             def execute(self, query: Any, parameters: Any = None) -> None:
                 info["sent"] = info.get("sent", 0) + 1
-                late = database._set_clock
-                if late is None or self.connection.info.transaction_status == extensions.TRANSACTION_STATUS_INERROR:
+                clock_statement = database._set_clock
+                if (
+                    clock_statement is None
+                    or self.connection.info.transaction_status == extensions.TRANSACTION_STATUS_INERROR
+                ):
                     super().execute(query, parameters)
                 else:
                     text = self.mogrify(query, parameters)
-                    super().execute(late + (text if isinstance(text, bytes) else text.encode()))
+                    super().execute(clock_statement + (text if isinstance(text, bytes) else text.encode()))
                     database._set_clock = None
 
             def copy_expert(self, *arguments: Any) -> None:
@@ -196,14 +199,14 @@ class SimulatedDatabase:
         connection.cursor_factory = Cursor
 
     def sql(self, statement: str, **parameters: Any) -> list[Any]:
-        """Run a statement of the simulator's own about all shards, on a connection of its own."""
+        """Run a statement of the simulator over all shards, on the simulator's connection."""
         namespace = _ALL_SHARDS if self.existing > 1 else "orchestrator"
-        lent = self._connected(namespace).connection
-        cursor: Any = lent.cursor()
+        driver_connection = self._connected(namespace).connection
+        cursor: Any = driver_connection.cursor()
         if parameters:
             cursor.execute(in_namespace(statement, namespace), parameters)
         else:
-            prepared = lent.info.setdefault("prepared", {})
+            prepared = driver_connection.info.setdefault("prepared", {})
             if statement not in prepared:
                 prepared[statement] = f"EXECUTE simulated_{len(prepared)}"
                 cursor.execute(f"PREPARE simulated_{len(prepared) - 1} AS {in_namespace(statement, namespace)}")

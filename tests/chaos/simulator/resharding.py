@@ -1,4 +1,4 @@
-"""Somebody who changes the number of shards while everything goes on, as docs/scaling.md says."""
+"""An operator who changes the number of shards during operation, following docs/scaling.md."""
 
 from __future__ import annotations
 
@@ -8,35 +8,34 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.chaos.simulator.world import World
 
-_CLIENTS_LOOK = 2.5
-"""Seconds after which every client has seen that a shard is closing."""
-_ROLLS_OUT = 0.6
-"""Seconds between a deploy of schedulers and workers and one of clients."""
+_CLIENT_REFRESH = 2.5
+"""Seconds until every client has noticed that a shard is closing."""
+_DEPLOY_GAP = 0.6
+"""Seconds between the deploys of servers and of clients."""
 _IS_OPEN = "SELECT coalesce(bool_or(is_open), false) AS is_open FROM orchestrator.shards WHERE shard >= %(number)s"
 
 
 class Operator:
-    """Does one step after the other, whenever the world lets it."""
+    """Performs one step of a change at each turn."""
 
     PAUSE = 0.25
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._wanted: list[int] = []
+        self._requested: list[int] = []
         self._work: Generator[None] | None = None
 
-    def ask(self, number: int) -> None:
-        """Ask for so many shards; what was asked for before comes first."""
-        self._wanted.append(number)
+    def request(self, number: int) -> None:
+        """Request a number of shards; requests are performed in order."""
+        self._requested.append(number)
 
     @property
     def is_idle(self) -> bool:
-        return not self._wanted and self._work is None
+        return not self._requested and self._work is None
 
     def turn(self) -> None:
-        """Do one step."""
-        if self._work is None and self._wanted:
-            number = self._wanted.pop(0)
+        if self._work is None and self._requested:
+            number = self._requested.pop(0)
             shards = len(self._world.redis_in_use)
             if number != shards:
                 self._work = (self._grow if number > shards else self._shrink)(number)
@@ -50,23 +49,23 @@ class Operator:
     def _grow(self, number: int) -> Generator[None]:
         world = self._world
         world.trace(f"operator: makes {number} shards: {world.database.reshard(number)}")
-        while world.is_anybody_paused:
+        while world.is_any_scheduler_paused:
             yield
         world.deploy(number)
-        yield from self._pass(_ROLLS_OUT)
+        yield from self._pass(_DEPLOY_GAP)
         world.clients.known_shards = number
 
     def _shrink(self, number: int) -> Generator[None]:
         world, before = self._world, len(self._world.redis_in_use)
         world.trace(f"operator: closes all but {number} shards: {world.database.reshard(number)}")
         while True:
-            yield from self._pass(_CLIENTS_LOOK)
-            while world.database.sql(_IS_OPEN, number=number)[0]["is_open"] or world.is_anybody_paused:
+            yield from self._pass(_CLIENT_REFRESH)
+            while world.database.sql(_IS_OPEN, number=number)[0]["is_open"] or world.is_any_scheduler_paused:
                 yield
             world.deploy(number)
-            said = world.database.reshard(number)
-            world.trace(f"operator: gives up all but {number} shards: {said}")
-            if not any("open work" in note for note in said):
+            messages = world.database.reshard(number)
+            world.trace(f"operator: gives up all but {number} shards: {messages}")
+            if not any("open work" in message for message in messages):
                 break
             world.deploy(before)
         for shard in range(number, before):

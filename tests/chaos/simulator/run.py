@@ -1,4 +1,4 @@
-"""Run a seed, and tell what came of it."""
+"""Run a seed, and explain its failures."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.chaos.simulator.world import World
 
 
 class Outcome(NamedTuple):
-    """What a simulation came to."""
+    """The result of a simulation."""
 
     violations: list[str]
     history: list[str]
     digest: str
-    """The same for the same seed, always."""
+    """Digest of the history and the audit table; always equal for the same seed."""
 
 
 def simulate(database: SimulatedDatabase, plan: Plan) -> Outcome:
-    """Run a plan to its end and check it."""
+    """Run a plan to its end, and check it."""
     world = World(database, plan)
     world.run()
     violations = world.violations if world.was_stopped else [*world.violations, *check(world)]
@@ -39,7 +39,7 @@ def simulate(database: SimulatedDatabase, plan: Plan) -> Outcome:
 def explain(
     database: SimulatedDatabase, seed: int, plan_of: Callable[[int], Plan] = plan_for, more: str = ""
 ) -> str | None:
-    """Run a seed; return None if all is well, else what is wrong, with what, and how to see it again."""
+    """Run a seed; return None without violations, else a report with the smallest failing list of faults."""
     plan = plan_of(seed)
     outcome = simulate(database, plan)
     if not outcome.violations:

@@ -1,4 +1,4 @@
-"""Make a failing list of faults as short as it can be (Zeller's ddmin)."""
+"""Shrinks a failing list of faults (Zeller's ddmin)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def shrink(items: Sequence[T], fails: Callable[[Sequence[T]], bool], budget: int = 60) -> list[T]:
-    """Return a part of `items` that still fails and of which, within the budget of tries, nothing can be left out."""
+    """Return a sublist that still fails and, within the budget of tries, cannot be shortened further."""
     kept = list(items)
     pieces = 2
     while kept and budget > 0:

@@ -1,8 +1,8 @@
 """Worker processes: the product's own reporter and table of held attempts, and a model of the rest.
 
 The model follows `workers/parent/supervisor.py` (heartbeats, orders, doubt, the death of a child),
-`workers/receiving.py` and `workers/running/pool.py` (running, handing back), one small action at a time, so that
-anything can happen between any two of them.
+`workers/receiving.py` and `workers/running/pool.py` (running, handing back). It performs one small action at a time,
+so that any event can happen between two actions.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ if TYPE_CHECKING:
 
 NAMES = sorted(["child", "claimant", "exact", "job", "list", "parent", "poison", "queued", *OPTIONS, *SERVICES])
 NEW = {"exact", "list"}
-"""What only the newer half of the workers know, where they are of two releases of an application."""
+"""Tasks known only to the newer half of the workers, in plans with two releases of the application."""
 QUEUES = ("default", LIMITED)
 _HAND_BACK_AFTER = 0.2
 _HAND_BACK_PLACED_AFTER = 10.0
 _ANNOUNCE_AFTER = 0.05
 _TIMEOUT = 5.0
-_TOO_LATE = 2.0
+_MAX_RECEIVE_DELAY = 2.0
 _encode = msgspec.msgpack.encode
 
 
 @dataclass
 class Execution:
-    """One run of a task's code."""
+    """One execution of a task's code."""
 
     task: bytes
     attempt: int
@@ -69,18 +69,18 @@ class Execution:
     began: float
     ended: float | None = None
     outcome: str = ""
-    """success, failed, killed or aborted."""
+    """`success`, `failed`, `killed` or `aborted`."""
     result: bytes = b""
     children: list[bytes] = field(default_factory=list)
-    """Tasks that it enqueued as it went, and knows to be applied."""
+    """Tasks enqueued by running code, which the leader has acknowledged."""
     promised: list[bytes] = field(default_factory=list)
-    """Tasks that its success enqueues."""
+    """Tasks that the success enqueues."""
     heard: bool = True
-    """Its worker has been heard, without a gap as long as its TTL, ever since it has had the attempt."""
+    """Whether the worker's heartbeats have had no gap as long as its TTL since the worker got the attempt."""
 
 
 class _Run:
-    """A job whose code is running."""
+    """A job with running code."""
 
     def __init__(self, job: Job, execution: Execution, ends_at: float, steps: list[NewTask]) -> None:
         self.job = job
@@ -91,7 +91,7 @@ class _Run:
 
 
 class _Child:
-    """A worker process: everything that is lost when it dies but the table that its parent shares."""
+    """A worker process: the state that is lost when it dies, and the table of attempts, which the parent shares."""
 
     def __init__(self, world: World, identifier: str, shard: int) -> None:
         self.id = identifier
@@ -101,7 +101,7 @@ class _Child:
         self.streams = MemoryWorkerStreams(redis, identifier)
         self.reporter = Reporter(MemoryWorkerStreams(redis, identifier), identifier, self.held)  # type: ignore[arg-type]
         self.backlog: list[PendingReport] = []
-        self.asked_at = 0.0
+        self.polled_at = 0.0
         self.waiting: list[Job] = []
         self.runs: list[_Run] = []
         self.joined = ""
@@ -113,11 +113,11 @@ class _Child:
         self.starves_until = 0.0
         self.asked_for_work_at = 0.0
         self.unread: list[Received] = []
-        """Messages that Redis has sent and the process has not looked at, and their generation."""
+        """Messages received from Redis that the process has not handled, with their generation."""
 
 
 class WorkerMachine:
-    """A supervisor and its one child; after a death, the next ones."""
+    """A supervisor and its one child process, which is replaced when it dies."""
 
     def __init__(self, world: World, name: str, slots: int, rate: float, shard: int = 0) -> None:
         self._world = world
@@ -130,13 +130,13 @@ class WorkerMachine:
         self.name = name
         has_others = any(worker.shard == shard for worker in world.workers)
         is_old = world.plan.seed % 4 == 3 and int(name[1:]) % 2 == 0 and has_others
-        self._names = [known for known in NAMES if not (is_old and known in NEW)]
+        self._names = [task_name for task_name in NAMES if not (is_old and task_name in NEW)]
         self.sleeps_until = 0.0
         self.heard_at = world.now
         self._boot()
 
     def _boot(self) -> None:
-        """The machine is up: a new supervisor, which knows nothing."""
+        """Start a new supervisor without any state."""
         self._streams = MemoryWorkerStreams(self._world.redis[self.shard], self.name)
         self._lost: list[Flush] = []
         self._gone: list[str] = []
@@ -156,12 +156,12 @@ class WorkerMachine:
 
     @property
     def now(self) -> float:
-        """This machine's own clock."""
+        """The machine's own clock."""
         return 500.0 + self._rate * self._world.now
 
     @property
     def is_silent(self) -> bool:
-        """Say whether it has not been heard for about a TTL."""
+        """Return whether heartbeats have been missing for about a TTL."""
         return self._world.now - self.heard_at >= 0.9 * self._world.settings.worker_ttl
 
     @property
@@ -173,7 +173,7 @@ class WorkerMachine:
     # -- a turn
 
     def turn(self) -> None:
-        """Do one or two small things."""
+        """Perform one or two small actions."""
         if self._world.now < self.sleeps_until:
             return
         if self.now >= self._beat_at:
@@ -232,7 +232,7 @@ class WorkerMachine:
         self.heard_at = self._world.now
 
     def forgive(self) -> None:
-        """It could not be heard: what it holds may rightly have been given to others."""
+        """Mark all attempts as unheard: heartbeats were missing, so the leader may have given them to other workers."""
         for run in self.child.runs:
             run.execution.heard = False
         for execution in self._world.executions:
@@ -270,39 +270,39 @@ class WorkerMachine:
                 return
             self._lost.pop(0)
 
-    # -- what kills it
+    # -- failures
 
     def kill_child(self) -> None:
-        """The process dies; its parent reports what it held, and starts another."""
+        """Kill the child process. The parent reports its attempts as lost, and starts another child."""
         child = self.child
         self._world.trace(f"{child.id} dies")
         self._kill_runs()
-        if left := child.held.unended():
+        if unended := child.held.unended():
             begun = child.held.begun()
             reports: list[Report] = [
                 Lost(*attempt, alone=False)
-                if attempt in begun or begun.isdisjoint(left)
+                if attempt in begun or begun.isdisjoint(unended)
                 else Returned(*attempt, "its process died")
-                for attempt in left
+                for attempt in unended
             ]
             self._lost.append(Flush(child.id, reports))
         self._gone.append(child.id)
         self._start_child()
 
     def kill_machine(self, away: float) -> None:
-        """All is gone at once; it comes back later and knows nothing."""
+        """Kill parent and child; the machine boots again after some seconds."""
         self._world.trace(f"{self.name} is switched off")
         self._kill_runs()
         self._boot()
         self.sleeps_until = self._world.now + away
 
     def sleep(self, seconds: float) -> None:
-        """Stand still, and go on as if nothing had been."""
+        """Freeze the machine for some seconds."""
         self._world.trace(f"{self.name} stands still")
         self.sleeps_until = self._world.now + seconds
 
     def drain(self) -> None:
-        """Finish what runs, give back the rest, and start anew."""
+        """Finish running jobs, hand back the others, and restart."""
         self._world.trace(f"{self.child.id} drains")
         self.child.draining = True
         self.child.drained_at = self._world.now
@@ -364,7 +364,7 @@ class WorkerMachine:
             for task in tasks:
                 self._world.trace(f"{child.id} takes {task.id.hex()[-6:]}#{task.attempt}")
                 child.waiting.append(Job(task, bundle, child.held.add(task.id, task.attempt), self.now))
-        if not child.may_start or (unread and self._world.now - child.asked_for_work_at > _TOO_LATE):
+        if not child.may_start or (unread and self._world.now - child.asked_for_work_at > _MAX_RECEIVE_DELAY):
             for job in list(child.waiting):
                 self._hand_back(job, "doubtful or too late")
 
@@ -379,12 +379,12 @@ class WorkerMachine:
             self.child.reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason), job)
 
     def _work(self) -> None:
-        """Start what there is room for, announce what has run a while, end what is done."""
+        """End finished jobs, start new ones in free slots, and hand back jobs that have waited too long."""
         child = self.child
         for run in list(child.runs):
             self._continue(run)
             if child is not self.child:
-                return  # it died of its work
+                return  # the task killed it
         while child.waiting and len(child.runs) < self._slots:
             self._begin(child.waiting.pop(0))
             if child is not self.child:
@@ -418,7 +418,7 @@ class WorkerMachine:
             self._poison(run)
 
     def _poison(self, run: _Run) -> None:
-        """The task kills its process: its own where it has one, else this one with all that is in it."""
+        """Kill the process of a task: its own process if it runs alone, else the child with all its tasks."""
         if run.job.dispatch.alone:
             self._end(run, "killed", Lost(run.execution.task, run.execution.attempt, alone=True))
         else:
@@ -479,7 +479,7 @@ class WorkerMachine:
         self._end(run, "success", Succeeded(dispatch.id, dispatch.attempt, 0.1, execution.result, promised))
 
     def _complete(self, run: _Run, *, dies: bool) -> None:
-        """End the run as `ctx.transaction()` does; then report it, or die before that."""
+        """Complete the run as `ctx.transaction()` does, then report it or die before the report."""
         dispatch, execution = run.job.dispatch, run.execution
         if not self._commit(dispatch, execution.result):
             error = TaskError("AttemptOver", "")
@@ -493,7 +493,7 @@ class WorkerMachine:
             self._end(run, "success", Succeeded(dispatch.id, dispatch.attempt, 0.1, execution.result))
 
     def _commit(self, dispatch: Dispatch, result: bytes) -> bool:
-        """Write in a transaction that completes the task, unless a leader that stands still holds its row."""
+        """Complete the task in a transaction; return False if the attempt is over or a paused leader locks the row."""
         self._world.set_clocks()
         attempt = {"id": dispatch.id.hex(), "attempt": dispatch.attempt}
         with self._world.database.engine_of(self.shard).connect() as connection:
@@ -519,10 +519,10 @@ class WorkerMachine:
         """Do one round of `Reporter._run`."""
         child, reporter = self.child, self.child.reporter
         child.backlog.extend(reporter._gather())
-        asks = (reporter._unapplied or not reporter.generation) and self.now >= child.asked_at
-        if not child.backlog and not asks:
+        polls = (reporter._unapplied or not reporter.generation) and self.now >= child.polled_at
+        if not child.backlog and not polls:
             return
-        child.asked_at = self.now + _POLL_INTERVAL
+        child.polled_at = self.now + _POLL_INTERVAL
         batch, rest = split(child.backlog)
         child.backlog = [*batch, *rest]
         child.backlog = [*reporter._flush(batch), *rest]

@@ -1,4 +1,4 @@
-"""The world: actors that take turns, a clock that only they move, and faults that strike between and within turns."""
+"""The simulated world: actors that take turns, a clock that only turns advance, and faults between and within turns."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tests.chaos.simulator.resharding import Operator
 from tests.chaos.simulator.workers import Execution, WorkerMachine
 
 QUIET_WITHIN = 240.0
-"""Seconds of virtual time after the last fault by which everything must have come to rest."""
+"""Seconds of virtual time after the last fault within which everything must come to rest."""
 
 
-class _NoWaiting(threading.Event):
-    """An event on which nobody waits: turns are taken, and time passes between them."""
+class _NeverWaits(threading.Event):
+    """An event whose `wait` returns at once: actors take turns, and time passes between the turns."""
 
     def wait(self, timeout: float | None = None) -> bool:
         del timeout
@@ -52,13 +52,13 @@ class World:
         self.now = 0.0
         self.violations: list[str] = []
         self.was_stopped = False
-        """Something happened that may never happen; what follows from it is of no interest."""
+        """Whether an invariant was violated during the run; later results are meaningless."""
         self.executions: list[Execution] = []
         self.history: list[str] = []
         self._random = Random(f"{plan.seed} turns")
         self._database_skew = 0.0
         self._armed: dict[str, list[str]] = defaultdict(list)
-        self._troubles: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self._call_faults: dict[tuple[str, str], list[str]] = defaultdict(list)
         self._cut_until: dict[str, float] = {}
         self._highest_term: Counter[int] = Counter()
         self._faults = list(plan.faults)
@@ -67,10 +67,10 @@ class World:
         self._remember_at = 0.0
         self._names: Counter[str] = Counter()
         self.redis: list[MemoryRedis] = []
-        """What stands in Redis, by shard; those that were given up may have left something there."""
+        """The Redis of each shard, in order; shards that were given up may have left data there."""
         self.database.clear()
         while self.database.reshard(plan.shards):
-            pass  # a shard that begins to close goes the next time
+            pass  # a shard that has begun to close is removed in the next round
         self.set_clocks()
         self.clients = Clients(self)
         self.poisons = Poisons(self)
@@ -93,34 +93,34 @@ class World:
         self._actors += 1
 
     def deploy(self, shards: int) -> None:
-        """Have schedulers and workers for so many shards; those that there are start anew."""
+        """Deploy schedulers and workers for a number of shards; existing schedulers restart."""
         plan = self.plan
         self.settings = replace(self.settings, shards=shards)
         while len(self.redis) < shards:
-            self.redis.append(MemoryRedis(lambda: self.now, self._trouble))
-        gone: list[SchedulerProcess | WorkerMachine] = [one for one in self.schedulers if one.shard >= shards]
-        gone += [one for one in self.workers if one.shard >= shards]
+            self.redis.append(MemoryRedis(lambda: self.now, self._call_fault))
+        gone: list[SchedulerProcess | WorkerMachine] = [member for member in self.schedulers if member.shard >= shards]
+        gone += [member for member in self.workers if member.shard >= shards]
         self._turns = [turn for turn in self._turns if turn[2] not in gone]
         heapq.heapify(self._turns)
         for scheduler in self.schedulers:
             scheduler.stop() if scheduler in gone else scheduler.crash()
-        served = {one.shard for one in self.schedulers} - {one.shard for one in gone}
-        self.schedulers = [one for one in self.schedulers if one not in gone]
-        self.workers = [one for one in self.workers if one not in gone]
+        served = {member.shard for member in self.schedulers} - {member.shard for member in gone}
+        self.schedulers = [member for member in self.schedulers if member not in gone]
+        self.workers = [member for member in self.workers if member not in gone]
         new = [shard for shard in range(shards) if shard not in served]
         added: list[Any] = []
         for _ in range(plan.schedulers):
             for shard in new:
-                added.append(SchedulerProcess(self, f"s{self._named('s')}", self._rate(), shard))
+                added.append(SchedulerProcess(self, f"s{self._next_number('s')}", self._rate(), shard))
         for number in range(max(plan.workers, len(new)) if new else 0):
             shard = new[number % len(new)]
-            added.append(WorkerMachine(self, f"w{self._named('w')}", plan.slots, self._rate(), shard))
-        self.schedulers += [one for one in added if isinstance(one, SchedulerProcess)]
-        self.workers += [one for one in added if isinstance(one, WorkerMachine)]
+            added.append(WorkerMachine(self, f"w{self._next_number('w')}", plan.slots, self._rate(), shard))
+        self.schedulers += [member for member in added if isinstance(member, SchedulerProcess)]
+        self.workers += [member for member in added if isinstance(member, WorkerMachine)]
         for actor in added:
             self._add(actor, self.now + self._random.uniform(0.0, 0.3))
 
-    def _named(self, kind: str) -> int:
+    def _next_number(self, kind: str) -> int:
         self._names[kind] += 1
         return self._names[kind]
 
@@ -129,28 +129,27 @@ class World:
 
     @property
     def redis_in_use(self) -> list[MemoryRedis]:
-        """Those of shards that have schedulers."""
+        """The Redis of each shard that has schedulers."""
         return self.redis[: self.settings.shards]
 
     @property
-    def is_anybody_paused(self) -> bool:
+    def is_any_scheduler_paused(self) -> bool:
         return any(scheduler.paused for scheduler in self.schedulers)
 
     def left_over(self) -> list[str]:
-        """Return what stands in the streams."""
-        return [what for redis in self.redis_in_use for what in redis.left_over()]
+        """Return all entries of the streams."""
+        return [entry for redis in self.redis_in_use for entry in redis.left_over()]
 
     # -- time
 
     def run(self) -> None:
-        """Run to the end: faults, then rest."""
         with _without_waiting(self.plan.seed), self.poisons.injected():
             try:
                 self.run_until(FAULT_TIME)
                 self._heal()
                 if self.poisons.poisoned:
                     self._rest("the last fault, but for poisoned runs,", self._is_quiet_but_for_poison)
-                    self._lift()
+                    self._lift_poison()
                 self._rest("the last fault", self._is_quiet)
             finally:
                 for scheduler in self.schedulers:
@@ -164,7 +163,7 @@ class World:
             self.run_until(self.now + 0.5)
 
     def run_until(self, end: float) -> None:
-        """Let the actors take their turns; nested while a scheduler stands still in the middle of its own."""
+        """Let the actors take turns until a time. Calls nest while a scheduler is paused in the middle of its turn."""
         while self._turns and self._turns[0][0] <= end and not self.was_stopped:
             at, number, actor = heapq.heappop(self._turns)
             self._move_to(max(at, self.now))
@@ -179,11 +178,11 @@ class World:
     def _attempt(self, turn: Any) -> None:
         try:
             turn()
-        except Exception:  # noqa: BLE001  # a process that dies of its own code is what we look for
+        except Exception:  # noqa: BLE001  # an unexpected exception is a defect
             self._stop(f"died of a defect:\n{traceback.format_exc()}")
 
     def _move_to(self, moment: float) -> None:
-        """Let time pass, with all that happens by itself on the way."""
+        """Advance the time; perform the client actions and faults that are due on the way."""
         while True:
             planned = [fault.at for fault in self._faults[:1]] + [action.at for action in self._actions[:1]]
             due = [at for at in planned if at <= moment and not self._healed]
@@ -195,7 +194,7 @@ class World:
                 self.trace(f"client: {action.kind}")
                 self.clients.act(action)
             elif self._faults:
-                self._strike(self._faults.pop(0))
+                self._inject(self._faults.pop(0))
         self.now = moment
         for redis in self.redis:
             redis.deliver_late()
@@ -205,21 +204,20 @@ class World:
             self._remember_at = self.now + 0.7
 
     def set_clocks(self) -> None:
-        """Tell Postgres how late it is."""
         self.database.set_clock(1_000.0 + self.now + self._database_skew)
 
-    def trace(self, what: str) -> None:
-        self.history.append(f"{self.now:8.3f} {what}")
+    def trace(self, message: str) -> None:
+        self.history.append(f"{self.now:8.3f} {message}")
 
     # -- faults
 
-    def _strike(self, fault: Fault) -> None:
+    def _inject(self, fault: Fault) -> None:
         self.trace(f"FAULT {fault.kind} {' '.join(map(str, fault.details))}")
         kind, details = fault.kind, fault.details
         if kind == "strike":
             self._armed[details[0]].append(details[1])
         elif kind == "call":
-            self._troubles[details[0], details[1]].append(details[2])
+            self._call_faults[details[0], details[1]].append(details[2])
         elif kind == "clock":
             self._database_skew += details[0]
         elif kind == "cut off":
@@ -230,7 +228,7 @@ class World:
             redis = self.redis[details[0] % len(self.redis)]
             redis.lose_message(lambda standing: standing[details[0] % len(standing)])
         elif kind == "reshard":
-            self.operator.ask(*details)
+            self.operator.request(*details)
         elif kind in ("flush all", "restart", "fail over", "set clock"):
             for redis in self.redis:
                 getattr(redis, kind.replace(" ", "_"))(*details)
@@ -238,10 +236,10 @@ class World:
             worker = self.workers[details[0] % len(self.workers)]
             getattr(worker, kind.replace(" ", "_"))(*details[1:])
 
-    def _cut_off(self, who: str, number: int, seconds: float) -> None:
-        if who == "worker":
+    def _cut_off(self, target: str, number: int, seconds: float) -> None:
+        if target == "worker":
             names = [self.workers[number % len(self.workers)].name]
-        elif who == "leader":
+        elif target == "leader":
             names = [scheduler.name for scheduler in self.schedulers if scheduler.leading]
         else:
             names = [scheduler.name for scheduler in self.schedulers] + [worker.name for worker in self.workers]
@@ -249,29 +247,29 @@ class World:
             self._cut_until[name] = self.now + seconds
 
     def armed(self, boundary: str) -> str | None:
-        """Return, once, what strikes at this boundary."""
+        """Return the action of a fault planned for this boundary, and remove the fault."""
         waiting = self._armed.get(boundary)
         return waiting.pop(0) if waiting else None
 
-    def _trouble(self, caller: str, operation: str) -> str | None:
+    def _call_fault(self, caller: str, operation: str) -> str | None:
         if self._cut_until.get(caller.split(".")[0], 0.0) > self.now:
             return "refused"
         role = {"s": "leader", "w": "worker", "c": "client"}[caller[0]]
-        waiting = self._troubles.get((role, operation))
+        waiting = self._call_faults.get((role, operation))
         if not waiting:
             return None
-        trouble = waiting.pop(0)
-        self.trace(f"{caller} {operation}: {trouble}")
-        return trouble
+        fault_kind = waiting.pop(0)
+        self.trace(f"{caller} {operation}: {fault_kind}")
+        return fault_kind
 
     def _heal(self) -> None:
         self.trace("the faults are over")
         self._healed = True
         self._armed.clear()
-        self._troubles.clear()
+        self._call_faults.clear()
 
     def _is_quiet_but_for_poison(self) -> bool:
-        """Say whether all have ended but poisoned runs, of which those that cannot go on are set aside."""
+        """Return whether all has ended except poisoned runs, and each of these is stuck or waits for a stuck run."""
         (row,) = self.database.sql(
             "SELECT NOT EXISTS (SELECT FROM orchestrator.tasks)"
             " AND NOT EXISTS (SELECT FROM orchestrator.inbox) AS quiet"
@@ -285,8 +283,8 @@ class World:
             for row in unended
         )
 
-    def _lift(self) -> None:
-        """Lift the poison, and have people retry the runs that are stuck."""
+    def _lift_poison(self) -> None:
+        """Lift the poison, and retry the stuck runs."""
         found = self.database.sql(
             "SELECT id, stuck FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL"
         )
@@ -300,7 +298,7 @@ class World:
         self.set_clocks()
         self.clients.retry_all([row["id"].bytes for row in found])
 
-    # -- what is watched while it happens
+    # -- invariants checked during the run
 
     def _stop(self, violation: str) -> None:
         self.trace(f"VIOLATION {violation}")
@@ -308,27 +306,27 @@ class World:
         self.was_stopped = True
 
     def note_commit(self, shard: int, term: int) -> None:
-        """A leader has written; none of an earlier term may follow."""
+        """Record a leader's write; a write of an older term must not follow."""
         if term < self._highest_term[shard]:
             self._stop(f"term {term} of shard {shard} wrote after term {self._highest_term[shard]}")
         self._highest_term[shard] = term
 
     def give_up(self, shard: int) -> None:
-        """A shard is gone: nobody reads what stands in its streams, and the next one with its number counts anew."""
+        """Remove a shard: its streams are no longer read, and terms of a later shard with its number start anew."""
         del self._highest_term[shard]
         self.redis[shard].data.queues.clear()
         self.redis[shard].data.events.clear()
 
     def _was_taken_back(self, task: bytes) -> bool:
-        """Say whether somebody has cancelled a task, which may run nevertheless for a moment, and retried its run."""
-        if (RequestKind.CANCEL_TASK, task) not in self.clients.asked:
+        """Return whether a client has canceled a task, which may still run for a moment, and has retried its run."""
+        if (RequestKind.CANCEL_TASK, task) not in self.clients.requested:
             return False
         statement = "SELECT run_id FROM orchestrator.tasks WHERE id = %(id)s::uuid AND run_id IS NOT NULL"
         rows = self.database.sql(statement, id=task.hex())
-        return any((RequestKind.RETRY_RUN, row["run_id"].bytes) in self.clients.asked for row in rows)
+        return any((RequestKind.RETRY_RUN, row["run_id"].bytes) in self.clients.requested for row in rows)
 
     def note_execution(self, execution: Execution) -> None:
-        """A worker begins to run a task; no other that is alive and heard may be at it, or be done with it."""
+        """Record an execution's start; no other worker that is alive and heard may run the task or have finished it."""
         living = {worker.child.id for worker in self.workers if not worker.is_silent}
         for other in self.executions:
             if other.task != execution.task or not other.heard or other.worker not in living or not execution.heard:
@@ -360,8 +358,8 @@ class World:
 
 @contextmanager
 def _without_waiting(seed: int) -> Iterator[None]:
-    """Take real time and real chance out of the product's code."""
-    threads = SimpleNamespace(Event=_NoWaiting, Lock=threading.Lock, RLock=threading.RLock, Thread=threading.Thread)
+    """Replace waiting, randomness and the host name in the product's code."""
+    threads = SimpleNamespace(Event=_NeverWaits, Lock=threading.Lock, RLock=threading.RLock, Thread=threading.Thread)
     dice = SimpleNamespace(random=Random(f"{seed} jitter").random)
     host = SimpleNamespace(gethostname=lambda: "simulated"), SimpleNamespace(getpid=lambda: 1)
     with (

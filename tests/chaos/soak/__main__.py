@@ -1,4 +1,4 @@
-"""Run a soak: `scripts/soak --minutes 30 --faults`."""
+"""Run a soak test: `scripts/soak --minutes 30 --faults`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.chaos.soak.report import SoakOutcome
 from tests.chaos.soak.samples import Sampler
 from tests.chaos.soak.verdict import judge
 
-_REST = 120.0
-"""Seconds that everything may take to come to rest when the load and the faults have ended."""
+_REST_TIMEOUT = 120.0
+"""Seconds within which everything must come to rest after the load and the faults."""
 
 
 def parse() -> argparse.Namespace:
@@ -57,19 +57,19 @@ def parse() -> argparse.Namespace:
 
 @contextmanager
 def folder_for(logs: Path | None) -> Iterator[tuple[Path, Path]]:
-    """Yield a folder for the servers, which is removed, and one for logs, which stays if it was asked for."""
+    """Yield a temporary folder for the servers, and a folder for logs, which stays if the user has named it."""
     folder = Path(tempfile.mkdtemp(prefix="orchestrator-soak-"))
     folder.chmod(0o755)  # Postgres may have to run as another user
-    kept = logs or folder / "logs"
-    kept.mkdir(parents=True, exist_ok=True)
+    log_folder = logs or folder / "logs"
+    log_folder.mkdir(parents=True, exist_ok=True)
     try:
-        yield folder, kept
+        yield folder, log_folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def soak(options: argparse.Namespace) -> SoakOutcome:
-    """Start everything, watch it, let it come to rest, and judge."""
+    """Start everything, sample until the end, wait for rest, and judge."""
     with folder_for(options.logs) as (folder, logs), EmbeddedServices(folder / "services") as services:
         database.upgrade(services.database_url)
         os.environ["ORCHESTRATOR_DATABASE_URL"] = services.database_url
@@ -127,8 +127,8 @@ def watch(sampler: Sampler, load: Load, misfortune: Misfortune, began: float, se
 
 
 def come_to_rest(sampler: Sampler) -> None:
-    """Wait until nothing is open; what still is after a while is found by the check that follows."""
-    deadline = time.monotonic() + _REST
+    """Wait until nothing is open; a later check finds what remains after the timeout."""
+    deadline = time.monotonic() + _REST_TIMEOUT
     while not sampler.is_idle() and time.monotonic() < deadline:
         time.sleep(0.2)
 

@@ -1,6 +1,6 @@
-"""What goes wrong: one thing after another, chosen from a seed, each healed before the next.
+"""Faults of a soak test: one after another, chosen from a seed, each healed before the next.
 
-The same seed gives the same plan; real time and the machine decide the rest.
+The same seed gives the same plan; the effects depend on timing and the machine.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from tests.chaos.soak.machines import Machine, Machines
 
 @dataclass(frozen=True)
 class World:
-    """What a fault can lay hands on."""
+    """The targets of faults."""
 
     services: EmbeddedServices
     machines: Machines
 
 
 class Fault(NamedTuple):
-    """One kind of fault."""
+    """A kind of fault."""
 
     name: str
     weight: int
     strike: Callable[[World, random.Random], str]
-    """Does it, heals it, and returns whom it hit."""
+    """Injects and heals the fault; returns its target."""
 
 
 class Struck(NamedTuple):
     """A fault that happened."""
 
     at: float
-    """Seconds since the soak began."""
+    """Seconds since the start of the soak test."""
     name: str
     whom: str
 
 
 def _mortal(machines: list[Machine], roll: random.Random) -> Machine:
-    """Choose one that may be ended: any but the veteran."""
+    """Choose a machine other than the veteran."""
     return roll.choice(machines[1:] or machines)
 
 
@@ -94,7 +94,7 @@ def _stop_scheduler(world: World, roll: random.Random) -> str:
 
 
 def _stop(machine: Machine, roll: random.Random) -> str:
-    """Stop it for a while: shorter and longer than a lease and a worker's TTL."""
+    """Pause a machine for a while, shorter or longer than a lease and a worker's TTL."""
     with stopped(machine.pid):
         time.sleep(roll.uniform(1.0, 8.0))
     return machine.name
@@ -107,7 +107,7 @@ def _flush_redis(world: World, roll: random.Random) -> str:
 
 
 def _restart_redis(world: World, roll: random.Random) -> str:
-    """Kill it and bring it back with what it had on disk, or with nothing."""
+    """Kill Redis, and restart it with its data on disk or empty."""
     keep = roll.random() < 0.5
     with redis_down(world.services, persistence=keep):
         pass
@@ -136,7 +136,7 @@ FAULTS = (
 
 
 class Misfortune:
-    """Strikes every few seconds, in a thread of its own, until it is stopped."""
+    """Injects a fault every few seconds, in a thread, until stopped."""
 
     def __init__(self, world: World, seed: int) -> None:
         self._world = world
@@ -147,12 +147,12 @@ class Misfortune:
         self.broken: BaseException | None = None
 
     def start(self, began: float) -> None:
-        """Begin; `began` is the monotonic time from which everything is counted."""
+        """Start the thread; `began` is the monotonic time that counts as zero."""
         self._began = began
         self._thread.start()
 
     def stop(self) -> None:
-        """Heal the fault that is under way, and end."""
+        """Heal the active fault, and stop."""
         self._stopping.set()
         self._thread.join()
 
@@ -163,6 +163,6 @@ class Misfortune:
                 at = time.monotonic() - self._began
                 self.struck.append(Struck(at, fault.name, fault.strike(self._world, self._random)))
                 self._world.machines.mend()
-        except BaseException as error:  # the soak ends with it, instead of going on in peace
+        except BaseException as error:  # ends the soak test
             self.broken = error
             raise

@@ -1,4 +1,4 @@
-"""What was enqueued, until it is seen to have succeeded. What is checked is forgotten, however long the soak."""
+"""Tracks enqueued tasks and runs until they have succeeded. Checked ids are dropped, so that memory stays constant."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import psycopg2.extensions
 
-_SLICE = 50_000
-"""Ids that one statement looks for."""
+_BATCH = 50_000
+"""Ids that one statement checks, at most."""
 
 _SUCCEEDED = """
 SELECT id FROM orchestrator.{ended} WHERE id = ANY (%s::uuid[]) AND status = 'success'
@@ -24,20 +24,20 @@ SELECT coalesce(e.status, o.status, 'missing'), count(*)
 
 
 class Entry(NamedTuple):
-    """One task or run whose enqueue returned."""
+    """A task or run whose enqueue returned."""
 
     at: float
     id: str
 
 
 class Ledger:
-    """The load appends in its thread; the sampler checks in another."""
+    """Ids to check. The load adds them in its thread; the sampler checks them in another."""
 
     def __init__(self, *, ended: str, open: str) -> None:
         self._tables = {"ended": ended, "open": open}
         self._waiting: deque[Entry] = deque()
         self._late: deque[str] = deque()
-        """Ids that had not succeeded when they were looked for."""
+        """Ids that had not succeeded at an earlier check."""
         self.count = 0
 
     def add(self, ids: Sequence[str]) -> None:
@@ -46,27 +46,27 @@ class Ledger:
         self.count += len(ids)
 
     def check(self, cursor: psycopg2.extensions.cursor, *, age: float) -> None:
-        """Look for what is older than this, and for some of what had not succeeded: the soak must not slow itself."""
+        """Check ids older than `age` seconds, and a limited number of earlier failures, to keep the check cheap."""
         until = time.monotonic() - age
-        due = [self._late.popleft() for _ in range(min(len(self._late), _SLICE))]
+        due = [self._late.popleft() for _ in range(min(len(self._late), _BATCH))]
         while self._waiting and self._waiting[0].at <= until:
             due.append(self._waiting.popleft().id)
-        self._look(cursor, due)
+        self._check_batch(cursor, due)
 
     def unfinished(self, cursor: psycopg2.extensions.cursor) -> Counter[str]:
-        """Return, by state, how many did not succeed; what is nowhere is in state `missing`."""
+        """Return how many ids have not succeeded, by state; `missing` means that there is no row."""
         due = [*self._late, *(entry.id for entry in self._waiting)]
         self._late.clear()
         self._waiting.clear()
-        self._look(cursor, due)
+        self._check_batch(cursor, due)
         cursor.execute(_STATES.format(**self._tables), [list(self._late)])
         return Counter(dict(cursor.fetchall()))
 
-    def _look(self, cursor: psycopg2.extensions.cursor, due: Sequence[str]) -> None:
+    def _check_batch(self, cursor: psycopg2.extensions.cursor, due: Sequence[str]) -> None:
         found: set[str] = set()
         try:
-            for start in range(0, len(due), _SLICE):
-                cursor.execute(_SUCCEEDED.format(**self._tables), [due[start : start + _SLICE]])
+            for start in range(0, len(due), _BATCH):
+                cursor.execute(_SUCCEEDED.format(**self._tables), [due[start : start + _BATCH]])
                 found.update(identifier for (identifier,) in cursor.fetchall())
-        finally:  # an error of Postgres loses none
+        finally:  # keep the ids on an error of Postgres
             self._late.extend(identifier for identifier in due if identifier not in found)

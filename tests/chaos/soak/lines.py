@@ -1,4 +1,4 @@
-"""Every line that a soak draws, as data: what it shows, in which panel, and how much it may grow and still be flat."""
+"""The metrics that a soak test draws: their panels, and how much each may grow and still count as flat."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from functools import partial
 
 LATENCY_WINDOW = 10.0
-"""Seconds over which percentiles of latency are taken."""
+"""Seconds over which percentiles of latency are computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One series of samples."""
+    """A metric, drawn as a line."""
 
     key: str
     panel: str
     label: str
     unit: str
     may_grow: float | None = None
-    """By how much it may grow over the second half of the soak, in its unit. None: shown, not judged."""
+    """Allowed growth over the second half of the soak test, in the line's unit. None: displayed, but not judged."""
     may_grow_share: float = 0.0
-    """The same as a share of its median; the larger of the two counts."""
+    """Allowed growth as a share of the median; the larger limit applies."""
 
 
 _memory = partial(Line, unit="MB", may_grow=4.0, may_grow_share=0.05)
@@ -58,4 +58,4 @@ LINES = (
 LOGARITHMIC = frozenset({"Latency of a short task"})
 
 Samples = dict[str, list[float | None]]
-"""By key of a line, one value for every time of sampling; None where it could not be had, or was not due."""
+"""Values by key of a line, one for each time of sampling; None where the value was unavailable or not due."""

@@ -1,4 +1,4 @@
-"""A steady load. What was committed is written down, and must succeed."""
+"""A steady load, which records every committed enqueue; all of these must succeed."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from tests.chaos.soak import project
 from tests.chaos.soak.ledger import Ledger
 
 MIX = {"plain": 70, "slow": 10, "flaky": 10, "later": 8, "run": 2}
-"""Of a hundred enqueues."""
-_ONE_BY_ONE = 1_000
-"""Tasks a second up to which each is a call of its own; more go in calls of many, `_CALLS` of them a second."""
+"""Shares of kinds, in percent of the enqueues."""
+_MAX_SINGLE_RATE = 1_000
+"""Tasks per second up to which each task is enqueued separately; above, bulk calls are used, `_CALLS` per second."""
 _CALLS = 20
 _SLOW = 0.5
-"""Seconds that the slowest task takes, unless slow ones would keep more than `_SLOTS` slots busy."""
+"""Seconds of the slowest task, reduced if slow tasks would occupy more than `_SLOTS` slots."""
 _SLOTS = 8
 
 
 class Load:
-    """Enqueues about `rate` tasks a second, in a thread of its own."""
+    """Enqueues about `rate` tasks a second, in a thread."""
 
     def __init__(self, rate: float, seed: int, kinds: Collection[str] = tuple(MIX)) -> None:
         self._mix = {kind: share for kind, share in MIX.items() if kind in kinds}
         shares = sum(self._mix.values())
         tasks_each = 1 + (project.TASKS_OF_A_RUN - 1) * self._mix.get("run", 0) / shares
-        self._at_once = 1 if rate <= _ONE_BY_ONE else round(rate / tasks_each / _CALLS)
-        self._pause = self._at_once * tasks_each / rate
+        self._batch = 1 if rate <= _MAX_SINGLE_RATE else round(rate / tasks_each / _CALLS)
+        self._pause = self._batch * tasks_each / rate
         self._slow = min(_SLOW, 2 * _SLOTS / (rate * MIX["slow"] / shares))
         self._random = random.Random(seed)
         self._stopping = threading.Event()
@@ -43,11 +43,11 @@ class Load:
         """Standalone tasks whose enqueue returned."""
         self.runs = Ledger(ended="runs", open="runs")
         self.refused = 0
-        """Calls that raised; whether they were committed is then unknown."""
+        """Calls that raised an error; their enqueues may or may not have committed."""
 
     @property
     def enqueued(self) -> int:
-        """Tasks, those of runs included."""
+        """Number of enqueued tasks, including those of runs."""
         return self.tasks.count + self.runs.count * project.TASKS_OF_A_RUN
 
     def start(self) -> None:
@@ -62,14 +62,14 @@ class Load:
     def _run(self) -> None:
         due = time.monotonic()
         while not self._stopping.wait(max(0.0, due - time.monotonic())):
-            drawn = self._random.choices(list(self._mix), list(self._mix.values()), k=self._at_once)
+            drawn = self._random.choices(list(self._mix), list(self._mix.values()), k=self._batch)
             for kind, count in Counter(drawn).items():
                 try:
                     self._enqueue(kind, count)
                 except (OrchestratorError, SQLAlchemyError):
                     self.refused += 1
                     self._stopping.wait(0.1)
-            # What could not be sent during an outage is not sent in a burst afterwards: the rate is what stays.
+            # Enqueues missed during an outage are not caught up in a burst: the rate stays constant.
             due = max(due + self._pause, time.monotonic() - 1.0)
 
     def _enqueue(self, kind: str, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Schedulers and workers as real processes, each with a name under which it is replaced when it has ended."""
+"""Schedulers and workers as real processes, restarted under the same name when they end."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import psutil
 from tests.chaos.breaking import send, send_group
 
 _TIMEOUT = 60.0
-"""Seconds that a process may take to start, or to end in good order."""
+"""Timeout in seconds for the start or the graceful end of a process."""
 
 
 class Machine:
-    """One scheduler, or one worker with its children: what runs on one machine and dies with it."""
+    """A scheduler, or a worker with its children, which a loss of the machine kills together."""
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
         self.name = name
         self._arguments = list(arguments)
         self._log = log
-        self._said_before = 0
+        self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            self._said_before = log.tell()
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "orchestrator", *self._arguments],
                 stdin=subprocess.DEVNULL,
@@ -41,9 +41,9 @@ class Machine:
             )
 
     def wait_until_ready(self) -> None:
-        """Wait until it says so, or has ended: a machine that finds no server at its start gives up."""
+        """Wait until the process logs that it is ready, or has ended: without servers at its start, it gives up."""
         deadline = time.monotonic() + _TIMEOUT
-        while b"ready" not in self._log.read_bytes()[self._said_before :] and self.exit_code is None:
+        while b"ready" not in self._log.read_bytes()[self._log_start :] and self.exit_code is None:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name} was not ready after {_TIMEOUT:g} s; see {self._log}")
             time.sleep(0.05)
@@ -59,11 +59,11 @@ class Machine:
         return self._process.poll()
 
     def signal(self, number: Signals) -> None:
-        """Signal the parent alone, as a person or systemd would."""
+        """Send a signal to the parent only, as a person or systemd does."""
         send(self.pid, number)
 
     def signal_all(self, number: Signals) -> None:
-        """Signal everything that runs here, as the loss of a machine would."""
+        """Send a signal to all processes of the machine."""
         send_group(self.pid, number)
 
     def children(self) -> list[int]:
@@ -83,7 +83,7 @@ class Machine:
 
 
 class Machines:
-    """All of them. `schedulers[0]` and `workers[0]` are the veterans."""
+    """All machines. `schedulers[0]` and `workers[0]` are the veterans."""
 
     def __init__(self, folder: Path, schedulers: int, workers: int, app: str) -> None:
         worker = ["worker", "--app", app, "--processes", "2"]
@@ -95,11 +95,11 @@ class Machines:
             Machine(f"worker {number}", worker, folder / f"worker-{number}.log") for number in range(1, workers + 1)
         ]
         self.fell: list[str] = []
-        """Those that ended although nobody ended them."""
+        """Descriptions of processes that ended without a fault."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Start everything, and stop it in good order: workers first, while a leader still records what they say."""
+        """Start all machines; stop them gracefully, workers first, while a leader still applies their reports."""
         for machine in (*self.schedulers, *self.workers):
             machine.start()
         try:
@@ -124,13 +124,13 @@ class Machines:
                 self.fell.append(f"{machine.name} stopped with exit code {code}")
 
     def replace(self, machine: Machine) -> None:
-        """Start again what a fault has ended or told to end, and wait until it is back."""
+        """Restart a machine that a fault has ended, and wait until it is ready."""
         machine.wait()
         machine.start()
         machine.wait_until_ready()
 
     def mend(self) -> None:
-        """Start again what ended although nobody ended it, and remember that."""
+        """Restart machines that ended without a fault, and record them."""
         for machine in (*self.schedulers, *self.workers):
             code = machine.exit_code
             if code is not None:

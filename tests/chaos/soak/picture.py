@@ -1,4 +1,4 @@
-"""Draw a soak: one small panel for each group of lines, the faults below, all on the same axis of time."""
+"""Draws a soak test: a small panel per group of lines, and the faults below, with a shared time axis."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.chaos.soak.lines import LINES, LOGARITHMIC, Line
 from tests.chaos.soak.report import SoakOutcome
 
 _COLUMNS = 3
-_COLOURS = ("#1f5fa8", "#d9822b", "#3a8f5c", "#8a5aa8")
+_COLORS = ("#1f5fa8", "#d9822b", "#3a8f5c", "#8a5aa8")
 _FAULT = "#b03a3a"
 _PALETTE = 48
-"""Colours that are kept: enough for thin lines, and a third of the size."""
+"""Colors of the compressed picture: enough for thin lines, at a third of the size."""
 _STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 9,
@@ -41,40 +41,39 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw(outcome: SoakOutcome, path: Path) -> None:
-    """Write the picture as PNG."""
     drawn_lines = [line for line in LINES if any(value is not None for value in outcome.samples[line.key])]
     panels = list(dict.fromkeys(line.panel for line in drawn_lines))
     rows = -(-len(panels) // _COLUMNS)
     with matplotlib.rc_context(_STYLE):
-        below = [1.25] if outcome.struck else []
-        figure = pyplot.figure(figsize=(12, 1.7 * rows + 1.75 * sum(below)), layout="constrained")
-        grid = figure.add_gridspec(rows + len(below), _COLUMNS, height_ratios=[1.0] * rows + below)
+        fault_heights = [1.25] if outcome.struck else []
+        figure = pyplot.figure(figsize=(12, 1.7 * rows + 1.75 * sum(fault_heights)), layout="constrained")
+        grid = figure.add_gridspec(rows + len(fault_heights), _COLUMNS, height_ratios=[1.0] * rows + fault_heights)
         shared: Axes | None = None
-        for place, panel in enumerate(panels):
-            axes = figure.add_subplot(grid[place // _COLUMNS, place % _COLUMNS], sharex=shared)
+        for index, panel in enumerate(panels):
+            axes = figure.add_subplot(grid[index // _COLUMNS, index % _COLUMNS], sharex=shared)
             shared = shared or axes
             _panel(axes, panel, [line for line in LINES if line.panel == panel], outcome)
-        if below:
+        if fault_heights:
             _faults(figure.add_subplot(grid[rows, :], sharex=shared), outcome)
         _title(figure, outcome)
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format="png", dpi=100)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=100)
         pyplot.close(figure)
-    Image.open(drawn).convert("RGB").quantize(_PALETTE).save(path, format="png", optimize=True)
+    Image.open(buffer).convert("RGB").quantize(_PALETTE).save(path, format="png", optimize=True)
 
 
 def _panel(axes: Axes, title: str, lines: list[Line], outcome: SoakOutcome) -> None:
     for struck in outcome.struck:
         axes.axvline(struck.at / 60, ymin=0, ymax=0.04, color=_FAULT, linewidth=0.5, alpha=0.7)
     flat = {verdict.line.key: verdict.flat for verdict in outcome.verdicts}
-    for line, colour in zip(lines, _COLOURS, strict=False):
+    for line, color in zip(lines, _COLORS, strict=False):
         values = outcome.samples[line.key]
         points = [(at / 60, value) for at, value in zip(outcome.times, values, strict=True) if value is not None]
         label = line.label if flat.get(line.key, True) else f"{line.label}: NOT FLAT"
         judged = line.may_grow is not None
         axes.plot(
             *zip(*points, strict=True) if points else ([], []),
-            color=colour,
+            color=color,
             linewidth=0.9 if judged else 0.7,
             alpha=1.0 if judged else 0.55,
             label=label,
@@ -95,7 +94,7 @@ def _panel(axes: Axes, title: str, lines: list[Line], outcome: SoakOutcome) -> N
         borderaxespad=0,
         columnspacing=0.8,
         handletextpad=0.4,
-    )  # above the panel, beside its title: never on a line
+    )  # above the panel, so that it covers no line
 
 
 def _faults(axes: Axes, outcome: SoakOutcome) -> None:

@@ -1,4 +1,4 @@
-"""The application that a soak runs: tasks of every kind that are easy to tell from failures of the system itself."""
+"""The application of a soak test: tasks of every kind, whose failures differ clearly from those of the system."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def later(number: int) -> int:
 
 @app.task(retries=Retry(max=3, base=0.2))
 def flaky(ctx: TaskContext, number: int) -> int:
-    """Fail the first time; a loss may take an attempt, too, so it never runs out of tries."""
+    """Fail at the first attempt only; with losses included, the retries never run out."""
     if ctx.attempt == 1:
         raise ValueError(f"the first try of {number}")
     return number

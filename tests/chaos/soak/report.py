@@ -1,4 +1,4 @@
-"""Say how it went: a line while it runs, a table at the end, and everything as JSON."""
+"""Reports of a soak test: a progress line, a final table, and JSON."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.chaos.soak.faults import Struck
 from tests.chaos.soak.lines import Samples
 from tests.chaos.soak.verdict import Verdict
 
-_LINES_EVERY = 10
-"""Seconds between two progress lines where there is no terminal on which one line can change."""
+_LOG_INTERVAL = 10
+"""Seconds between two progress lines without a terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoakOutcome:
-    """All that a soak has found out."""
+    """The result of a soak test."""
 
     minutes: float
     rate: float
@@ -31,13 +31,13 @@ class SoakOutcome:
     enqueued: int
     refused: int
     unfinished: Counter[str]
-    """What was committed and did not succeed, by state."""
+    """Committed tasks and runs that did not succeed, by state."""
     fell: list[str]
-    """Processes that ended by themselves."""
+    """Descriptions of processes that ended without a fault."""
 
     @property
     def achieved(self) -> float:
-        """Tasks a second that were really enqueued: a busy machine, or Postgres away, keeps the client from more."""
+        """Enqueued tasks per second; below `rate` on a busy machine, or while Postgres is down."""
         return self.enqueued / (self.minutes * 60)
 
     @property
@@ -46,15 +46,14 @@ class SoakOutcome:
 
 
 def show_progress(seconds: float, line: str) -> None:
-    """Show one line that changes, or one every few seconds."""
+    """Show one changing line on a terminal, otherwise one line every few seconds."""
     if sys.stderr.isatty():
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
-    elif int(seconds) % _LINES_EVERY == 0:
+    elif int(seconds) % _LOG_INTERVAL == 0:
         print(line, file=sys.stderr, flush=True)
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
-    """Return the verdicts as text."""
     rows = [("line", "median", "growth", "allowed", "")]
     for verdict in verdicts:
         line = verdict.line
@@ -70,25 +69,23 @@ def table(verdicts: Sequence[Verdict]) -> str:
 
 
 def summary(outcome: SoakOutcome) -> str:
-    """Return the rest of it in a few lines."""
     faults = Counter(struck.name for struck in outcome.struck)
-    told = ", ".join(f"{name} {count}" for name, count in faults.most_common()) or "none"
+    fault_counts = ", ".join(f"{name} {count}" for name, count in faults.most_common()) or "none"
     lines = [
         f"{outcome.minutes:g} minutes, seed {outcome.seed}: {outcome.enqueued:,} enqueued "
         f"({outcome.achieved:.0f}/s of {outcome.rate:g}/s asked), {outcome.refused:,} refused",
-        f"{len(outcome.struck)} faults: {told}",
+        f"{len(outcome.struck)} faults: {fault_counts}",
     ]
     if outcome.unfinished:
         states = ", ".join(f"{count} {state}" for state, count in outcome.unfinished.items())
         lines.append(f"NOT SUCCESSFUL: {states}")
     else:
         lines.append("everything that was committed succeeded")
-    lines.extend(f"FELL: {what}" for what in outcome.fell)
+    lines.extend(f"FELL: {description}" for description in outcome.fell)
     return "\n".join(lines)
 
 
 def write_json(outcome: SoakOutcome, path: Path) -> None:
-    """Write everything down, the samples too."""
     document = {
         "minutes": outcome.minutes,
         "rate": outcome.rate,

@@ -1,4 +1,4 @@
-"""Take a sample of every line. While Postgres or Redis is away, theirs are missing."""
+"""Samples every line. While Postgres or Redis is down, their lines have no values."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.chaos.soak.lines import LATENCY_WINDOW, LINES, Samples
 from tests.chaos.soak.machines import Machine, Machines
 
 _MEGABYTE = 1_000_000
-_SETTLED = 30.0
-"""Seconds after which an enqueued task is looked for the first time."""
+_CHECK_AGE = 30.0
+"""Age in seconds at which a task is first checked."""
 
 _CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'orchestrator%'"
 _OPEN = "SELECT count(*), count(*) FILTER (WHERE status <> 'pending') FROM orchestrator.tasks"
@@ -41,7 +41,7 @@ SELECT percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY extract(epoch FR
 
 
 class Sampler:
-    """Looks from outside: at /proc, and through connections of its own."""
+    """Samples from outside: /proc, and separate connections to Postgres and Redis."""
 
     def __init__(self, database_url: str, redis_url: str, machines: Machines, ledgers: Sequence[Ledger]) -> None:
         self._database_url = database_url
@@ -52,17 +52,17 @@ class Sampler:
         self._ledgers = ledgers
         self._latency_at = LATENCY_WINDOW
         self.times: list[float] = []
-        """Seconds since the soak began."""
+        """Seconds since the start of the soak test."""
         self.samples: Samples = {line.key: [] for line in LINES}
 
     def sample(self, at: float) -> None:
-        """Add one value to every line."""
+        """Add a value to every line."""
         values: dict[str, float] = {}
-        self._look_at_processes(values)
+        self._sample_processes(values)
         with suppress(RedisError):
-            self._look_at_redis(values)
+            self._sample_redis(values)
         try:
-            self._look_at_postgres(values, at)
+            self._sample_postgres(values, at)
         except psycopg2.Error:
             self.close()
         self.times.append(at)
@@ -73,12 +73,12 @@ class Sampler:
         return next((value for value in reversed(self.samples[key]) if value is not None), None)
 
     def close(self) -> None:
-        """Drop the connection to Postgres; the next sample opens another."""
+        """Close the connection to Postgres; the next sample opens a new one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    def _look_at_processes(self, values: dict[str, float]) -> None:
+    def _sample_processes(self, values: dict[str, float]) -> None:
         for kind, (veteran, *others) in (("scheduler", self._machines.schedulers), ("worker", self._machines.workers)):
             values[f"{kind}_veteran"] = _memory(veteran)
             values[f"files_{kind}"] = _files(veteran)
@@ -87,9 +87,9 @@ class Sampler:
                 values[f"{kind}_others"] = sum(alive) / len(alive)
 
         used = psutil.cpu_times_percent()  # since the last sample
-        values["idle"], values["stolen"] = used.idle, getattr(used, "steal", 0.0)  # which only Linux knows
+        values["idle"], values["stolen"] = used.idle, getattr(used, "steal", 0.0)  # Linux only
 
-    def _look_at_redis(self, values: dict[str, float]) -> None:
+    def _sample_redis(self, values: dict[str, float]) -> None:
         redis, keys = self._redis, self._keys
         names = [name.decode() for name in redis.scan_iter(count=1000)]
         streams = {
@@ -107,7 +107,7 @@ class Sampler:
         values["redis_memory"] = info["used_memory"] / _MEGABYTE
         values["redis_connections"] = info["connected_clients"]
 
-    def _look_at_postgres(self, values: dict[str, float], at: float) -> None:
+    def _sample_postgres(self, values: dict[str, float], at: float) -> None:
         if self._connection is None:
             self._connection = psycopg2.connect(self._database_url, application_name="soak")
             self._connection.autocommit = True
@@ -124,17 +124,17 @@ class Sampler:
                 if percentiles:
                     values["p50"], values["p99"] = (1000 * float(value) for value in percentiles)
                 for ledger in self._ledgers:
-                    ledger.check(cursor, age=_SETTLED)
+                    ledger.check(cursor, age=_CHECK_AGE)
 
     def unfinished(self) -> Counter[str]:
-        """Return, by state, how many of what was enqueued did not succeed."""
+        """Return how many enqueued tasks and runs did not succeed, by state."""
         with psycopg2.connect(self._database_url) as connection, connection.cursor() as cursor:
             found = sum((ledger.unfinished(cursor) for ledger in self._ledgers), Counter[str]())
         connection.close()
         return found
 
     def is_idle(self) -> bool:
-        """Say whether no task and no run is open."""
+        """Return whether no task and no run is open."""
         with psycopg2.connect(self._database_url) as connection, connection.cursor() as cursor:
             open_tasks = _row(cursor, "SELECT count(*) FROM orchestrator.tasks")[0]
             open_runs = _row(cursor, "SELECT count(*) FROM orchestrator.runs WHERE ended_at IS NULL")[0]
@@ -156,7 +156,7 @@ def _consumers(redis: Redis, stream: str) -> int:
 
 
 def _memory(machine: Machine) -> float:
-    """Return the memory of all processes of a machine in MB, each shared page counted once among those who share it."""
+    """Return the memory of a machine's processes in MB; shared pages are divided among their processes."""
     return sum(_proportional(process) for process in machine.processes()) / _MEGABYTE
 
 

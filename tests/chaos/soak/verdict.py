@@ -1,4 +1,4 @@
-"""Flat or not: the slope over the second half, by a method that a few spikes do not impress."""
+"""Judges whether a line is flat, by the slope over its second half; single spikes have no effect."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import NamedTuple
 
 from tests.chaos.soak.lines import Line
 
-_MOST_POINTS = 100
-"""Points of which every pair is looked at; more are drawn together, by their medians."""
+_MAX_POINTS = 100
+"""Points that are compared in pairs, at most; more points are merged by their medians."""
 
 
 class Verdict(NamedTuple):
-    """What became of one line."""
+    """The judgement of a line."""
 
     line: Line
     median: float
-    """Over the second half."""
+    """Over the second half of the soak test."""
     growth: float
-    """Over the second half; negative where it fell."""
+    """Over the second half of the soak test; negative for a falling line."""
     allowed: float | None
 
     @property
     def flat(self) -> bool:
-        """Whether it passes; a line that falls does, and so does one that is only shown."""
+        """Whether the growth is within the limit; also true of a falling line, and of one that is only displayed."""
         return self.allowed is None or self.growth <= self.allowed
 
 
 def judge(line: Line, times: Sequence[float], values: Sequence[float | None]) -> Verdict | None:
-    """Judge one line; None if there is not enough of it."""
+    """Judge a line; return None with fewer than three points."""
     if not times:
         return None
     half = times[0] + (times[-1] - times[0]) / 2
@@ -44,12 +44,16 @@ def judge(line: Line, times: Sequence[float], values: Sequence[float | None]) ->
 
 
 def slope(points: Iterable[tuple[float, float]]) -> float:
-    """Return the median of the slopes between all pairs (Theil and Sen): a quarter of the points may be nonsense."""
-    slopes = [(there - here) / (then - now) for (now, here), (then, there) in combinations(points, 2) if then > now]
+    """Return the median slope of all pairs (Theil-Sen estimator), which tolerates outliers."""
+    slopes = [
+        (second_value - first_value) / (second_time - first_time)
+        for (first_time, first_value), (second_time, second_value) in combinations(points, 2)
+        if second_time > first_time
+    ]
     return median(slopes) if slopes else 0.0
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    size = -(-len(points) // _MOST_POINTS)
+    size = -(-len(points) // _MAX_POINTS)
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(median(at for at, _ in group), median(value for _, value in group)) for group in groups]

@@ -1,7 +1,7 @@
-"""Recorded histories of another system, as histories and programs of this one.
+"""Recorded histories of another workflow engine, translated to histories and programs of this one.
 
-A file tells what a workflow commanded and what happened, but not its code. So the code is made up: it issues the
-commands of the file in order, and before each waits for whatever had happened when the history recorded that command.
+A file contains the commands of a workflow and its events, but not its code. Therefore the code is synthesized: it
+issues the file's commands in order. Before each command it waits for the outcomes that precede it in the history.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ CANCELS: dict[str, Kind] = {
 
 
 def first(data: Json, *names: str, default: Any = None) -> Any:
-    """Return the first of these fields that there is; files write `timer_id`, `timerId` and the like as they please."""
-    spelt = {_plain(name): value for name, value in data.items()}
-    return next((spelt[_plain(name)] for name in names if _plain(name) in spelt), default)
+    """Return the value of the first field that exists; files spell names as `timer_id` or `timerId`."""
+    by_name = {_normalized(name): value for name, value in data.items()}
+    return next((by_name[_normalized(name)] for name in names if _normalized(name) in by_name), default)
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return name.replace("_", "").lower()
 
 
@@ -65,7 +65,7 @@ def error_of(data: Json) -> TaskError:
 
 @dataclass
 class Opened:
-    """Something that was begun in the history: where, and under which of the file's names."""
+    """A command of the history: its event number, and its name and id in the file."""
 
     kind: Kind
     ordinal: int
@@ -77,7 +77,7 @@ class Opened:
 
 @dataclass
 class Foreign:
-    """One file."""
+    """One file, translated to a history."""
 
     content: Json
     run_id: bytes = field(init=False)
@@ -85,9 +85,9 @@ class Foreign:
     opened: list[Opened] = field(default_factory=list)
     inputs: dict[tuple[Kind, int], Any] = field(default_factory=dict)
     outcomes: dict[tuple[Kind, int], int] = field(default_factory=dict)
-    """The number of the event by which something ended."""
+    """Event number of each outcome."""
     cancelled: dict[tuple[Kind, int], int] = field(default_factory=dict)
-    """The number of the event by which something was cancelled, or asked to be."""
+    """Event number of each cancellation or request to cancel."""
 
     def __post_init__(self) -> None:
         self.run_id = UUID(first(self.content, "workflow_execution_id")).bytes
@@ -115,21 +115,21 @@ class Foreign:
         return ordinal, command_id(self.run_id, kind, ordinal)
 
     def _ended(self, kind: Kind, data: Json) -> bytes:
-        """Find what an outcome is of, and note that it has ended."""
+        """Find the command that an outcome belongs to, mark it as ended, and return its id."""
         one = self._find(kind, data)
         one.ended = True
         self.outcomes[kind, one.ordinal] = len(self.events) + 1
         return command_id(self.run_id, kind, one.ordinal)
 
     def _cancelled(self, kind: Kind, data: Json) -> bytes:
-        """Find what was cancelled by the code."""
+        """Find the command that the code has canceled, and return its id."""
         one = self._find(kind, data)
         one.ended = kind == "timer"
         self.cancelled[kind, one.ordinal] = len(self.events) + 1
         return command_id(self.run_id, kind, one.ordinal)
 
     def _find(self, kind: Kind, data: Json) -> Opened:
-        """Find something that is open: by the file's id if it has one, else the oldest of that name."""
+        """Find an open command: by the file's id if it has one, else the oldest with that name."""
         file_id, name = first(data, *IDS), first(data, *(CHILD_NAMES if kind == "child" else NAMES))
         for one in self.opened:
             if one.kind == kind and not one.ended and (one.file_id == file_id if file_id else one.name == name):
@@ -206,72 +206,72 @@ class Foreign:
             case "WorkflowCancelled":
                 self._add(history.RunCancelled())
             case "ChildWorkflowStarted" | "WorkflowSuspended" | "WorkflowResumed" | "TaskStarted":
-                pass  # says nothing that the code of a workflow could notice
+                pass  # no effect on the code of a workflow
             case _:
                 raise AssertionError(f"a history may not hold an event {kind!r}")
 
     # -- code
 
     @property
-    def commanded(self) -> list[Json]:
-        """What the code commands."""
+    def file_commands(self) -> list[Json]:
+        """The commands that the code issues."""
         expected: list[Json] = self.content.get("expected_commands", [])
         replayed: list[Json] = self.content.get("replay_commands", expected)
         ends = [one for one in expected if one["type"] in ENDS]
         return replayed if any(one["type"] in ENDS for one in replayed) else [*replayed, *ends]
 
     def workflow(self) -> CodeWorkflow[..., Any]:
-        """Return the code that the file is about."""
+        """Return the synthesized workflow."""
         app = Orchestrator()
-        for name in {first(one, *NAMES) for one in self.commanded if one["type"] == "ScheduleTask"}:
+        for name in {first(one, *NAMES) for one in self.file_commands if one["type"] == "ScheduleTask"}:
             app.task(name=name)(_anything)
-        for child in {_child(one) for one in self.commanded if one["type"] == "ScheduleChildWorkflow"}:
+        for child in {_child(one) for one in self.file_commands if one["type"] == "ScheduleChildWorkflow"}:
             app.workflow(name=child)(_any_workflow)
 
         async def code(ctx: WorkflowContext, _: Any) -> Any:
-            return await self._play(app, ctx)
+            return await self._run_commands(app, ctx)
 
         return app.workflow(name=self.kind)(code)
 
-    async def _play(self, app: Orchestrator, ctx: WorkflowContext) -> Any:
+    async def _run_commands(self, app: Orchestrator, ctx: WorkflowContext) -> Any:
         counts: dict[Kind, int] = {}
         futures: dict[tuple[Kind, int], asyncio.Future[Any]] = {}
-        for command in self.commanded:
+        for command in self.file_commands:
             kind = KINDS.get(command["type"])
             if kind is not None:
                 counts[kind] = counts.get(kind, 0) + 1
-                place = kind, counts[kind]
-                at = next((one.number for one in self.opened if (one.kind, one.ordinal) == place), len(self.events))
+                key = kind, counts[kind]
+                at = next((one.number for one in self.opened if (one.kind, one.ordinal) == key), len(self.events))
             elif command["type"] in CANCELS:
-                place = self._begun(CANCELS[command["type"]], command)
-                at = self.cancelled.get(place, self.outcomes.get(place, len(self.events)))
+                key = self._find_cancelled(CANCELS[command["type"]], command)
+                at = self.cancelled.get(key, self.outcomes.get(key, len(self.events)))
             else:
                 at = len(self.events)
-            for waited, number in self.outcomes.items():
-                if number < at and waited in futures and not futures[waited].cancelled():
+            for outcome_key, number in self.outcomes.items():
+                if number < at and outcome_key in futures and not futures[outcome_key].cancelled():
                     with contextlib.suppress(OrchestratorError):
-                        await futures[waited]
+                        await futures[outcome_key]
             match command["type"]:
                 case "CompleteWorkflow":
                     return command.get("output", self._output())
                 case "FailWorkflow":
                     raise WorkflowFailed(str(first(command, "error", "message", default="it failed")))
                 case "CancelTimer" | "RequestCancelTask" | "RequestCancelChildWorkflow":
-                    futures[place].cancel()
+                    futures[key].cancel()
                 case "CancelWorkflow":
-                    break  # and wait to be cancelled
+                    break  # then wait to be canceled
                 case _:
-                    made = self._issue(app, ctx, command, place)
-                    if made is not None:
-                        futures[place] = made
-        await asyncio.Event().wait()  # the file says no more of what the code does
+                    future = self._issue(app, ctx, command, key)
+                    if future is not None:
+                        futures[key] = future
+        await asyncio.Event().wait()  # the file contains no further commands
 
     def _output(self) -> Any:
         ended = [event.what for event in self.events if isinstance(event.what, history.RunCompleted)]
         return decode_value(ended[0].result) if ended else None
 
-    def _begun(self, kind: Kind, command: Json) -> tuple[Kind, int]:
-        """Find what a command cancels: by the file's id or, if it has none, by its name."""
+    def _find_cancelled(self, kind: Kind, command: Json) -> tuple[Kind, int]:
+        """Find the command to cancel: by the file's id or, without one, by its name."""
         file_id, name = first(command, *IDS), first(command, *(CHILD_NAMES if kind == "child" else NAMES))
         return next(
             (kind, one.ordinal)
@@ -280,20 +280,20 @@ class Foreign:
         )
 
     def _issue(
-        self, app: Orchestrator, ctx: WorkflowContext, command: Json, place: tuple[Kind, int]
+        self, app: Orchestrator, ctx: WorkflowContext, command: Json, key: tuple[Kind, int]
     ) -> asyncio.Future[Any] | None:
         name = first(command, *NAMES)
-        given = command.get("input", self.inputs.get(place))
+        input_value = command.get("input", self.inputs.get(key))
         match command["type"]:
             case "ScheduleTask":
-                return ctx.schedule(name, given)
+                return ctx.schedule(name, input_value)
             case "StartTimer":
                 milliseconds = first(command, "duration_ms", default=1000)
                 return ctx.sleep(milliseconds / 1000, name=first(command, "timer_id", default=""))
             case "CreatePromise":
                 return ctx.promise(name)
             case "ScheduleChildWorkflow":
-                return app.code_workflows[_child(command)].options(name=_child_name(command)).schedule(given)
+                return app.code_workflows[_child(command)].options(name=_child_name(command)).schedule(input_value)
             case "RecordOperation":
                 return ctx.run(name, lambda: command.get("result"))
             case "SetState":
@@ -313,18 +313,18 @@ def _child(command: Json) -> str:
     return str(first(command, *CHILD_KINDS, default=_child_name(command)))
 
 
-async def _any_workflow(ctx: WorkflowContext, given: Any = None) -> Any: ...
+async def _any_workflow(ctx: WorkflowContext, input_value: Any = None) -> Any: ...
 
 
-def _anything(given: Any = None) -> Any: ...
+def _anything(input_value: Any = None) -> Any: ...
 
 
 def as_file_writes(command: commands.Command) -> Json:
-    """Return a command with every field that a file may tell of it, under all its spellings."""
+    """Return a command as JSON of the file, with all fields in all spellings."""
     match command:
         case commands.ScheduleTask(task=task):
-            given = decode_value(task.payload)[0][0]
-            return {"type": "ScheduleTask", "kind": task.name, "task_type": task.name, "input": given}
+            input_value = decode_value(task.payload)[0][0]
+            return {"type": "ScheduleTask", "kind": task.name, "task_type": task.name, "input": input_value}
         case commands.StartTimer(name=name, seconds=seconds):
             milliseconds = seconds * 1000
             fields = {"timerId": name, "timer_id": name, "duration_ms": milliseconds, "durationMs": milliseconds}
@@ -338,10 +338,10 @@ def as_file_writes(command: commands.Command) -> Json:
         case commands.CreatePromise(name=name):
             return {"type": "CreatePromise", "promise_name": name, "promiseName": name, "name": name}
         case commands.StartChildRun(workflow=workflow, name=name, payload=payload):
-            given = decode_value(payload)[0][0]
+            input_value = decode_value(payload)[0][0]
             names = dict.fromkeys(("name", "workflow_name", "workflowName", "childWorkflowName"), name)
             kinds = dict.fromkeys(("kind", "workflow_kind", "workflowKind", "childWorkflowKind"), workflow)
-            return {"type": "ScheduleChildWorkflow", **names, **kinds, "input": given}
+            return {"type": "ScheduleChildWorkflow", **names, **kinds, "input": input_value}
         case commands.RecordOperation(name=name, result=result):
             value = None if result is None else decode_value(result)
             return {"type": "RecordOperation", "name": name, "operation_name": name, "result": value}

@@ -1,4 +1,4 @@
-"""Playing a workflow to its end in a test that is not asynchronous itself."""
+"""Run a workflow in memory from a synchronous test."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def started(
     *args: Any,
     mocks: Mocks | None = None,
 ) -> T:
-    """Start a workflow, and let a test do with it what it wants."""
+    """Start a workflow, and pass the run to an asynchronous test function."""
 
     async def play() -> T:
         async with WorkflowTest() as test:

@@ -1,7 +1,7 @@
-"""Random workflow programs, and a random world for them to run in.
+"""Random workflow programs, and a random environment to run them in.
 
-A program is a tree of steps, played by one workflow that writes down everything that happens to it. Its result is that
-diary, so that two plays are the same only if everything happened in the same order.
+A program is a tree of steps that one workflow interprets. The workflow's result is a diary of everything that happened,
+so that two runs are equal only if everything happened in the same order.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ async def program(ctx: WorkflowContext, steps: list[Step]) -> list[str]:
 
 
 class Played:
-    """What the steps of a program share."""
+    """The state that the steps of a program share."""
 
     def __init__(self) -> None:
         self.diary: list[str] = []
         self.lock = asyncio.Lock()
         self.queue: asyncio.Queue[str] = asyncio.Queue()
         self.children: list[ChildRun[Any]] = []
-        """Those that nobody waits for."""
+        """Children that no step awaits."""
         self.notes = 0
 
 
 async def play(ctx: WorkflowContext, steps: list[Step]) -> list[str]:
-    """Play a program and return its diary."""
+    """Interpret a program; return its diary."""
     played = Played()
 
     @ctx.signal
@@ -94,7 +94,7 @@ async def play(ctx: WorkflowContext, steps: list[Step]) -> list[str]:
 
 
 async def _step(ctx: WorkflowContext, step: Step, played: Played) -> None:
-    kind, *given = step
+    kind, *arguments = step
     diary, lock, queue = played.diary, played.lock, played.queue
 
     async def branch(steps: list[Step], label: str) -> str:
@@ -112,30 +112,36 @@ async def _step(ctx: WorkflowContext, step: Step, played: Played) -> None:
     try:
         match kind:
             case "task":
-                diary.append(await work.schedule(f"{given[0]} {ctx.random.random()} {ctx.uuid()}"))
+                diary.append(await work.schedule(f"{arguments[0]} {ctx.random.random()} {ctx.uuid()}"))
             case "sleep":
-                await asyncio.sleep(given[0])
+                await asyncio.sleep(arguments[0])
             case "timer":
-                await ctx.sleep(given[0])
+                await ctx.sleep(arguments[0])
             case "operation":
-                diary.append(str(await ctx.run("operation", lambda: given[0])))
+                diary.append(str(await ctx.run("operation", lambda: arguments[0])))
             case "signal":
                 diary.append(str(await ctx.signals("signal").get()))
             case "condition":
-                await ctx.wait_condition(lambda: played.notes, timeout=given[0] or None)
-                played.notes -= 1  # those that wait are woken one by one
+                await ctx.wait_condition(lambda: played.notes, timeout=arguments[0] or None)
+                played.notes -= 1  # waiters are woken one at a time
                 diary.append(f"{played.notes} left")
             case "finished":
-                await ctx.wait_condition(lambda: ctx.all_handlers_finished, timeout=given[0] or None)
+                await ctx.wait_condition(lambda: ctx.all_handlers_finished, timeout=arguments[0] or None)
             case "promise":
-                diary.append(str(await ctx.promise("promise", timeout=given[0])))
+                diary.append(str(await ctx.promise("promise", timeout=arguments[0])))
             case "state":
-                ctx.set("key", given[0])
+                ctx.set("key", arguments[0])
             case "child":
-                diary.append(str(await child.options(on_cancel=given[1], detached=given[2]).schedule(given[0])))
+                diary.append(
+                    str(await child.options(on_cancel=arguments[1], detached=arguments[2]).schedule(arguments[0]))
+                )
             case "start":
-                options: dict[str, Any] = {"on_cancel": given[1], "close_policy": given[2], "timeout": given[3]}
-                played.children.append(child.options(**options).schedule(given[0]))
+                options: dict[str, Any] = {
+                    "on_cancel": arguments[1],
+                    "close_policy": arguments[2],
+                    "timeout": arguments[3],
+                }
+                played.children.append(child.options(**options).schedule(arguments[0]))
             case "drop":
                 while played.children:
                     played.children.pop().cancel()
@@ -144,24 +150,24 @@ async def _step(ctx: WorkflowContext, step: Step, played: Played) -> None:
             case "fail":
                 raise ArithmeticError("the program fails")
             case "again":
-                ctx.continue_as_new(given[0])
+                ctx.continue_as_new(arguments[0])
             case "lock":
                 async with lock:
-                    for inner in given[0]:
+                    for inner in arguments[0]:
                         await _step(ctx, inner, played)
             case "put":
                 queue.put_nowait(ctx.now().isoformat())
             case "get":
                 diary.append(await queue.get())
             case "gather":
-                branches = [branch(steps, f"gathered {place}") for place, steps in enumerate(given[0])]
-                diary.append(str(await asyncio.gather(*branches, return_exceptions=given[1])))
+                branches = [branch(steps, f"gathered {index}") for index, steps in enumerate(arguments[0])]
+                diary.append(str(await asyncio.gather(*branches, return_exceptions=arguments[1])))
             case "group":
                 async with asyncio.TaskGroup() as group:
-                    for place, steps in enumerate(given[0]):
-                        group.create_task(branch(steps, f"grouped {place}"))
+                    for index, steps in enumerate(arguments[0]):
+                        group.create_task(branch(steps, f"grouped {index}"))
             case "first":
-                tasks = [asyncio.create_task(branch(steps, f"first {n}")) for n, steps in enumerate(given[0])]
+                tasks = [asyncio.create_task(branch(steps, f"first {n}")) for n, steps in enumerate(arguments[0])]
                 done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in pending:
                     task.cancel()
@@ -169,39 +175,41 @@ async def _step(ctx: WorkflowContext, step: Step, played: Played) -> None:
                 diary.extend(str(one) for one in await asyncio.gather(*pending, return_exceptions=True))
             case "first gathered":
                 gathered: list[asyncio.Future[Any]] = []
-                for n, steps in enumerate(given[0]):
+                for n, steps in enumerate(arguments[0]):
                     gathered.append(asyncio.gather(branch(steps, f"one of {n}")))
                 some, others = await asyncio.wait(gathered, return_when=asyncio.FIRST_COMPLETED)
-                for one in (*some, *others):  # in the order of the sets, which must be that of all processes
+                for one in (*some, *others):  # in set order, which must be the same in all processes
                     one.cancel()
                     diary.append(await work.schedule(f"place {gathered.index(one)}"))
                 await asyncio.gather(*some, *others, return_exceptions=True)
             case "tell":
-                app.workflow_run(ctx.info.run_id).signal("signal", given[0])
+                app.workflow_run(ctx.info.run_id).signal("signal", arguments[0])
             case "ask":
                 to = ctx.info.parent_id or ctx.info.run_id
                 other = played.children[-1].handle if played.children else app.workflow_run(to)
-                if given[0] == "signal":
+                if arguments[0] == "signal":
                     diary.append(f"told: {await other.asignal('signal', 1)}")
-                elif given[0] == "cancel":
+                elif arguments[0] == "cancel":
                     diary.append(f"asked: {await other.acancel()}")
                 else:
-                    diary.append(f"ended: {await other.aresult(timeout=given[1] or None)}")
+                    diary.append(f"ended: {await other.aresult(timeout=arguments[1] or None)}")
             case "as completed":
-                for next_one in asyncio.as_completed([branch(steps, f"raced {n}") for n, steps in enumerate(given[0])]):
+                for next_one in asyncio.as_completed(
+                    [branch(steps, f"raced {n}") for n, steps in enumerate(arguments[0])]
+                ):
                     diary.append(str(await next_one))
             case "wait for":
-                diary.append(str(await asyncio.wait_for(branch(given[1], "waited for"), given[0])))
+                diary.append(str(await asyncio.wait_for(branch(arguments[1], "waited for"), arguments[0])))
             case "timeout":
-                async with asyncio.timeout(given[0]):
-                    await branch(given[1], "timed")
+                async with asyncio.timeout(arguments[0]):
+                    await branch(arguments[1], "timed")
             case "cancel":
-                task = asyncio.create_task(branch(given[1], "victim"))
-                await asyncio.sleep(given[0])
+                task = asyncio.create_task(branch(arguments[1], "victim"))
+                await asyncio.sleep(arguments[0])
                 task.cancel()
                 diary.append(str(await asyncio.gather(task, return_exceptions=True)))
             case "shield":
-                diary.append(str(await asyncio.wait_for(asyncio.shield(work.schedule("shielded")), given[0])))
+                diary.append(str(await asyncio.wait_for(asyncio.shield(work.schedule("shielded")), arguments[0])))
     except (OrchestratorError, TimeoutError, ExceptionGroup) as error:
         diary.append(f"{kind}: {type(error).__name__}")
 
@@ -232,7 +240,7 @@ PROGRAMS = st.lists(st.recursive(LEAVES, _branches, max_leaves=8), min_size=1, m
 
 
 class Turn:
-    """One activation of the run: what had happened, and what the cached code commanded."""
+    """One activation of the run: the history before it, and the commands of the cached code."""
 
     def __init__(self, shown: list[Event], batch: list[history.HistoryItem]) -> None:
         self.shown = shown
@@ -240,7 +248,7 @@ class Turn:
 
 
 class World:
-    """Lets a program run, in an order that its seed decides, and remembers every turn of it."""
+    """Runs a program with random events from a seed, and records every turn."""
 
     def __init__(self, steps: list[Any], seed: int) -> None:
         self._random = random.Random(seed)
@@ -250,36 +258,36 @@ class World:
         self.run = self.leader.start(history.RunStarted("program", 1, payload), bytes(range(16)))
         self.turns: list[Turn] = []
 
-    def play(self, most: int = 150) -> None:
-        """Let things happen until the run has ended, or enough is enough."""
-        self.go_on(most)
+    def play(self, max_events: int = 150) -> None:
+        """Run random events until the run has ended, or `most` events have happened."""
+        self.go_on(max_events)
         self._engine.close()
 
-    def go_on(self, most: int) -> None:
-        """Let some more things happen."""
-        for _ in range(most):
+    def go_on(self, max_events: int) -> None:
+        """Run at most `most` further random events."""
+        for _ in range(max_events):
             if self.run.end is not None:
                 break
-            self._happen()
+            self._next_event()
 
     def reset(self, to: int) -> None:
-        """Let the run be repeated up to an event, and that one be watched."""
+        """Reset the run to an event, and record the turns of the repeated run."""
         self.run = self.leader.reset(self.run, to)
         self.turns.clear()
 
-    def _happen(self) -> None:
+    def _next_event(self) -> None:
         runs = list(self.leader.runs.values())
-        news = [run for run in runs if run.has_unseen_facts]
-        if news and self._random.random() < 0.6:
-            self._activate(self._random.choice(news))
+        runnable = [run for run in runs if run.has_unseen_facts]
+        if runnable and self._random.random() < 0.6:
+            self._activate(self._random.choice(runnable))
             return
         tasks = [(run, task) for run in runs for task in run.tasks]
-        chances = ["task"] * 3 * bool(tasks) + ["timer"] * (self.leader.next_due() is not None)
-        chances += ["promise", "promise"]
-        chances += ["query"] * (self.run.shown > 0 and not self.run.has_unseen_facts)
-        chances += ["signal"] if self._random.random() < 0.3 else []
-        chances += ["update", "cancel"] if self._random.random() < 0.1 else []
-        match self._random.choice(chances):
+        choices = ["task"] * 3 * bool(tasks) + ["timer"] * (self.leader.next_due() is not None)
+        choices += ["promise", "promise"]
+        choices += ["query"] * (self.run.shown > 0 and not self.run.has_unseen_facts)
+        choices += ["signal"] if self._random.random() < 0.3 else []
+        choices += ["update", "cancel"] if self._random.random() < 0.1 else []
+        match self._random.choice(choices):
             case "task":
                 self._end_task(*self._random.choice(tasks))
             case "timer":
@@ -309,7 +317,7 @@ class World:
         self.leader.activate(run)
         assert run.stuck is None, run.stuck
         mark, *batch = run.history[len(shown) :]
-        if run is self.run and not refused_at(mark):  # a refused end leaves nothing but the mark
+        if run is self.run and not refused_at(mark):  # a refused end leaves only the mark
             self.turns.append(Turn(shown, [event.what for event in batch if not _is_leaders(event)]))
 
     def _end_task(self, run: Run, task: bytes) -> None:
@@ -326,12 +334,14 @@ class World:
 
 
 def refused_at(mark: Event) -> int:
-    """Return the number of the fact at which the code ended, if a mark refuses that: more facts were there already."""
+    """Return the number of the fact at which the code ended if the mark refuses the end, due to newer facts; else 0."""
     return mark.what.ended if isinstance(mark.what, history.ActivationApplied) else 0
 
 
 def _is_leaders(event: Event) -> bool:
-    """Say whether the leader itself appended an event while it applied a batch."""
-    answered = history.PromiseSettled  # one that came as the code gave up a promise goes to the next of the name
-    said = history.SignalReceived | history.RunCancelRequested  # to itself
-    return isinstance(event.what, history.TaskCancelled | history.ChildFailed | said | answered)
+    """Return whether the leader itself appended an event while it applied a batch."""
+    answered = (
+        history.PromiseSettled
+    )  # a result of a promise that the code gave up goes to the next promise of that name
+    sent = history.SignalReceived | history.RunCancelRequested  # sent to the run itself
+    return isinstance(event.what, history.TaskCancelled | history.ChildFailed | sent | answered)

@@ -1,4 +1,4 @@
-"""A leader made of nothing but the planner, which forgets everything between two events."""
+"""A leader that consists of the flow planner only, and keeps no memory between two events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.domain.flow.state import FlowState, Wait
 
 
 class Driver:
-    """Runs one flow, its tasks in any order, every state written down and read again."""
+    """Runs one flow. Tasks end in random order, and the state is encoded and decoded after every event."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Driver:
         self.timers: dict[bytes, float] = {}
         self.visits: list[NodeRun] = []
         self.signals: dict[str, Any] = {}
-        """What is sent to a run that waits for it, by key."""
+        """Values of signals by key; each is sent when the run waits for its key."""
         self.end: commands.End | None = None
         self.largest = 0
         self._data = timezones.encode(FlowState().to_plain())
@@ -43,11 +43,11 @@ class Driver:
         return FlowState.from_plain(timezones.decode(self._data))
 
     def planner(self, state: FlowState) -> Planner:
-        """Return a planner that knows nothing but a state."""
+        """Return a planner for a state."""
         return Planner(self.graph, self.params, state, self.now, lambda number: number.to_bytes(16, "big"))
 
     def tell(self, event: commands.Event) -> None:
-        """Tell the planner something, as a leader that has just taken over."""
+        """Pass an event to a new planner, as a leader does after a failover; apply its commands."""
         assert self.end is None, "it has ended"
         state = self.state
         for command in self.planner(state).tell(event):
@@ -69,7 +69,7 @@ class Driver:
         self.largest = max(self.largest, len(self._data))
 
     def step(self, choose: random.Random) -> bool:
-        """Let something happen: a task ends, or a timer is due; say whether there was anything."""
+        """Run the next event: end a task, send a signal or fire a timer. Return False if none is possible."""
         if self.end is not None:
             return False
         if self.calls:
@@ -79,12 +79,12 @@ class Driver:
                 self.tell(commands.CallEnded(identifier, error="cancelled"))
                 return True
             try:
-                ended = commands.CallEnded(identifier, self._tried(call))
+                ended = commands.CallEnded(identifier, self._call_with_retries(call))
             except ValueError as error:
                 ended = commands.CallEnded(identifier, error=str(error))
             self.tell(ended)
             if choose.random() < 0.2 and self.end is None:
-                self.tell(ended)  # twice
+                self.tell(ended)  # a duplicate report
             return True
         work = self.state.work
         key = work.key.rpartition("/")[2] if isinstance(work, Wait) and work.what == "signal" else ""
@@ -98,8 +98,8 @@ class Driver:
             return True
         return False
 
-    def _tried(self, call: commands.Call) -> Any:
-        """Do what the queue does with the retries of a task."""
+    def _call_with_retries(self, call: commands.Call) -> Any:
+        """Call the service with the retries of a task."""
         for attempt in range((call.node.max_retries or 0) + 1):
             try:
                 return self.service(call.exec.service or call.exec.func, call.input, call.params)
@@ -108,14 +108,14 @@ class Driver:
                     raise
         raise AssertionError
 
-    def run(self, seed: int = 0, most: int = 100_000) -> FlowState:
-        """Run until it has ended, or waits for somebody."""
+    def run(self, seed: int = 0, max_events: int = 100_000) -> FlowState:
+        """Run until the flow has ended or waits for an external event."""
         choose = random.Random(seed)
         for key, value in self.signals.items():
             if choose.random() < 0.3:
                 self.tell(commands.Signalled(key, value))
         self.tell(commands.Begun())
-        for _ in range(most):
+        for _ in range(max_events):
             if not self.step(choose):
                 break
         return self.state

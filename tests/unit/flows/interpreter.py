@@ -1,6 +1,6 @@
-"""A flow run the naive way: a loop in one thread, everything in memory, services called like functions.
+"""A naive interpreter of flows: one loop, all state in memory, services called as functions.
 
-What the planner does event by event, with a leader that forgets everything in between, must come to the same.
+The planner handles one event at a time, with a leader that forgets everything in between. Both must agree.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from orchestrator.domain.flow.definition import Exec, Flow, Node, Prep, Rule
 from tests.unit.flows.made import SIGNALS
 
 Service = Callable[[str, Any, dict[str, Any]], Any]
-"""Takes its name, the input and the parameters; raises if it fails."""
+"""Takes the service's name, the input and the parameters; raises an error if the call fails."""
 
 
 class Failed(Exception):
-    """A flow has failed."""
+    """A flow failed."""
 
 
 class TimedOut(Failed):
-    """What a node waited for did not come."""
+    """A node's wait timed out."""
 
 
 _DECISIONS = {"yes": "approved", "no": "rejected", "later": "a2"}
 
 
-def get(path: str, params: Any, shared: Any, given: Any) -> Any:
-    """Look a path up, one character after another."""
-    roots = {"$params": params, "$shared": shared, "$input": given}
-    words = path.replace("[", ".[").split(".")
-    value = roots[words.pop(0)] if path.startswith("$") else shared
-    for word in words:
+def get(path: str, params: Any, shared: Any, input_value: Any) -> Any:
+    """Resolve a path; return None if it does not exist."""
+    roots = {"$params": params, "$shared": shared, "$input": input_value}
+    parts = path.replace("[", ".[").split(".")
+    value = roots[parts.pop(0)] if path.startswith("$") else shared
+    for word in parts:
         try:
             value = value[int(word[1:-1])] if word.startswith("[") else value[word]
         except (KeyError, IndexError, TypeError):
@@ -40,35 +40,32 @@ def get(path: str, params: Any, shared: Any, given: Any) -> Any:
 
 
 class Interpreter:
-    """Runs one flow."""
-
     def __init__(self, service: Service, most_steps: int, rule: Rule = "default") -> None:
         self.service = service
         self.rule = rule
-        self.left = most_steps
+        self.steps_left = most_steps
         self.visited: list[tuple[str, str]] = []
-        """Nodes, behind those above them, and how each visit ended."""
+        """The path of each visited node, including its parents, and the status of the visit."""
 
     def run(
         self, flow: Flow, params: dict[str, Any], outer: Any, path: str = "", execs: tuple[Exec, ...] = ()
     ) -> dict[str, Any]:
-        """Return the shared state at the end."""
         shared: dict[str, Any] = {}
         key = flow.start
         edges = {(edge.source, edge.action): edge.to for edge in flow.edges}
-        own = {one.node: one for one in execs}
-        tried = 0
+        own = {entry.node: entry for entry in execs}
+        retries = 0
         while key:
-            if not self.left:
+            if not self.steps_left:
                 raise Failed("steps")
-            self.left -= 1
+            self.steps_left -= 1
             node = flow.nodes[key]
             merged = {**params, **node.params}
-            given = self._input(node.prep, merged, shared, outer)
+            input_value = self._input(node.prep, merged, shared, outer)
             status = "success"
             try:
-                result = self._result(node, merged, given, path + key + "/", shared, outer, own.get(key))
-                action = node.post.action_static or self._action(node, result, merged, shared, given)
+                result = self._result(node, merged, input_value, path + key + "/", shared, outer, own.get(key))
+                action = node.post.action_static or self._action(node, result, merged, shared, input_value)
                 self._write(node, result, shared)
             except Failed as error:
                 if str(error) == "steps":
@@ -76,8 +73,8 @@ class Interpreter:
                 status = "failed"
                 if isinstance(error, TimedOut) and (key, "timeout") in edges:
                     action = "timeout"
-                elif node.kind == "subflow" and tried < (node.max_retries or 0):
-                    tried += 1
+                elif node.kind == "subflow" and retries < (node.max_retries or 0):
+                    retries += 1
                     self.visited.append((path + key, status))
                     continue
                 elif (
@@ -91,7 +88,7 @@ class Interpreter:
                     self.visited.append((path + key, status))
                     raise Failed(str(error)) from error
             self.visited.append((path + key, status))
-            tried = 0
+            retries = 0
             key = edges.get((key, action), edges.get((key, "default"), ""))
         return shared
 
@@ -106,50 +103,51 @@ class Interpreter:
         for key, part in node.post.output_map.items():
             shared[key] = get("$input." + part, None, None, result)
 
-    def _action(self, node: Node, result: Any, params: Any, shared: Any, given: Any) -> str:
+    def _action(self, node: Node, result: Any, params: Any, shared: Any, input_value: Any) -> str:
         if node.kind == "approval":
             return _DECISIONS[node.params["approval_key"]]
         for case in node.choice_cases:
-            ((operator, (left, right)),) = case.expr.items()
-            value = get(left, params, shared, given)
+            ((operator, (steps_left, right)),) = case.expr.items()
+            value = get(steps_left, params, shared, input_value)
             if {"eq": value == right, "ne": value != right}[operator]:
                 return case.action
         if node.post.action_key and isinstance(result, dict):
             return str(result.get(node.post.action_key) or node.default_action or "default")
         return node.default_action or "default"
 
-    def _call(self, name: str, given: Any, params: dict[str, Any], tries: int) -> Any:
+    def _call(self, name: str, input_value: Any, params: dict[str, Any], tries: int) -> Any:
         for attempt in range(tries + 1):
             try:
-                return self.service(name, given, params)
+                return self.service(name, input_value, params)
             except ValueError as error:
                 if attempt == tries:
                     raise Failed(str(error)) from error
         raise AssertionError
 
     def _result(
-        self, node: Node, params: dict[str, Any], given: Any, path: str, shared: Any, outer: Any, own: Exec | None
+        self, node: Node, params: dict[str, Any], input_value: Any, path: str, shared: Any, outer: Any, own: Exec | None
     ) -> Any:
         if node.kind in ("choice", "timer"):
-            return given
+            return input_value
         if node.kind in ("wait_event", "approval"):
             return self._signal(node, shared)
         if node.kind == "executor":
             name, more = (own.service, own.params) if own is not None else (node.service, {})
-            return self._call(name, given, {**params, **more}, node.max_retries or 0)
+            return self._call(name, input_value, {**params, **more}, node.max_retries or 0)
         if node.kind == "subflow":
             assert node.subflow is not None
-            return self.run(node.subflow, params, given, path, node.subflow_execs)
+            return self.run(node.subflow, params, input_value, path, node.subflow_execs)
         if node.kind == "foreach":
-            if not isinstance(given, list):
+            if not isinstance(input_value, list):
                 raise Failed("no list")
-            items = {one.index: one for one in node.foreach_execs}
-            execs = [items.get(position, Exec()) for position in range(len(given))]
-            calls = list(zip(execs, given, strict=True))
+            items = {entry.index: entry for entry in node.foreach_execs}
+            execs = [items.get(position, Exec()) for position in range(len(input_value))]
+            calls = list(zip(execs, input_value, strict=True))
         else:
             execs = [*node.parallel_execs] or [Exec(service=name) for name in node.parallel_services]
             calls = [
-                (one, self._input(one.prep, params, shared, outer) if one.prep.input_key else given) for one in execs
+                (entry, self._input(entry.prep, params, shared, outer) if entry.prep.input_key else input_value)
+                for entry in execs
             ]
         return self._gather(node, params, calls, shared)
 
@@ -166,12 +164,14 @@ class Interpreter:
     def _gather(self, node: Node, params: dict[str, Any], calls: list[tuple[Exec, Any]], shared: Any) -> list[Any]:
         values: list[Any] = []
         failed = False
-        for one, item in calls:
+        for entry, item in calls:
             try:
-                value = self._call(one.service or node.service, item, {**params, **one.params}, node.max_retries or 0)
+                value = self._call(
+                    entry.service or node.service, item, {**params, **entry.params}, node.max_retries or 0
+                )
                 values.append(value)
-                if one.post.output_key:
-                    shared[one.post.output_key] = value
+                if entry.post.output_key:
+                    shared[entry.post.output_key] = value
             except Failed:
                 values.append(None)
                 failed = True

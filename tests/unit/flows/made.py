@@ -1,6 +1,6 @@
-"""Flows made at random, and what their services answer: of what was asked alone, so that everybody comes to the same.
+"""Random flows, and deterministic services: a result depends on the call only, so that all implementations agree.
 
-Whoever makes one says how to choose, so a property test draws it and a simulation takes it from its seed.
+The caller passes the function that makes random choices: a Hypothesis draw, or a seeded generator in the simulator.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Pick(Protocol):
-    """Chooses one of several."""
+    """Chooses one of several options."""
 
     def __call__(self, options: Sequence[T], /) -> T: ...
 
@@ -20,7 +20,7 @@ class Pick(Protocol):
 SERVICES = ("one", "two", "bad")
 PARAMS: dict[str, Any] = {"val": 2, "list": [1, 2, 3]}
 SIGNALS: dict[str, Any] = {"go": {"n": 1}, "yes": True, "no": "no", "later": "a2"}
-"""What is sent to whoever waits for it, by key; nobody ever sends `never`."""
+"""Values of signals by key. The signal `never` is not sent."""
 _KEYS = [f"n{number}" for number in range(5)]
 _PATHS = ["", "$params.val", "$params.list", "$shared.x", "y.list", "$input", "$shared.x.list[0]", "$params.gone.deep"]
 _ACTIONS = ("a0", "a1", "a2", "default", "default", "error", "timeout", "approved", "rejected")
@@ -28,7 +28,7 @@ _STRATEGIES = ("fail_fast", "collect_errors", "ignore_errors", "continue")
 
 
 def service(name: str, value: Any, params: dict[str, Any]) -> Any:
-    """Answer what depends on nothing but what was asked; every third thing that was asked fails."""
+    """Return a result that depends on the call only; one third of the calls fail."""
     text = f"{name} {value} {params.get('mul')}"
     if name == "bad" or sum(text.encode()) % 3 == 0:
         raise ValueError(f"{name} says no")
@@ -36,19 +36,19 @@ def service(name: str, value: Any, params: dict[str, Any]) -> Any:
 
 
 def comparable(value: Any) -> Any:
-    """Return a shared state, or a part of it, without what was sent, and without the words of errors."""
+    """Return shared state without signals and error messages, for comparison."""
     if isinstance(value, dict):
-        kept = {key: one for key, one in value.items() if key not in SIGNALS}
-        return {key: True if key == "_error" else comparable(one) for key, one in kept.items()}
-    return [comparable(one) for one in value] if isinstance(value, list) else value
+        kept = {key: item for key, item in value.items() if key not in SIGNALS}
+        return {key: True if key == "_error" else comparable(item) for key, item in kept.items()}
+    return [comparable(item) for item in value] if isinstance(value, list) else value
 
 
 def make_flow(pick: Pick, depth: int = 2, *, max_steps: int, exec_type: str = "") -> dict[str, Any]:
-    """Return a flow of a few nodes of any kind, loops included."""
+    """Return a random flow of a few nodes of any kind, possibly with loops."""
     keys = _KEYS[: pick(range(1, 5))]
     nodes = {key: _node(pick, depth, max_steps, exec_type) for key in keys}
-    ways = {(pick(keys), pick(_ACTIONS)): pick([*keys, ""]) for _ in range(pick(range(8)))}
-    edges = [{"from": source, "action": action, "to": to} for (source, action), to in ways.items()]
+    targets = {(pick(keys), pick(_ACTIONS)): pick([*keys, ""]) for _ in range(pick(range(8)))}
+    edges = [{"from": source, "action": action, "to": to} for (source, action), to in targets.items()]
     return {"start": keys[0], "nodes": nodes, "edges": edges, "max_steps": max_steps}
 
 

@@ -1,4 +1,4 @@
-"""What a view does."""
+"""A script that does what a Django view does."""
 
 import os
 

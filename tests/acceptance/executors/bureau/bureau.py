@@ -1,4 +1,4 @@
-"""An executor as somebody else would write it: a bureau that does work under a name, over TCP, one JSON a line."""
+"""A third-party executor plugin for tests. Its service, the bureau, runs work by name, over TCP with JSON lines."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from orchestrator.executors import (
 
 
 class Bureau(ExecutorOptions, frozen=True, kw_only=True):
-    """Where the bureau is."""
+    """Options of the executor: the port of the bureau."""
 
     executor: ClassVar[str] = "bureau"
     port: int
 
 
 class BureauExecutor:
-    """Talks with the bureau."""
+    """The client of the bureau."""
 
     options: ClassVar[type[ExecutorOptions]] = Bureau
 
@@ -36,41 +36,43 @@ class BureauExecutor:
         self.setup = setup
 
     async def submit(self, execution: Execution) -> str:
-        answer = await self._ask(execution, "submit", input=execution.input)
-        return str(answer["number"])
+        reply = await self._request(execution, "submit", input=execution.input)
+        return str(reply["number"])
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:  # noqa: ARG002
-        async for said in self._talk(execution, "watch"):
-            if "log" in said:
-                watcher.log(said["log"], level=said.get("level", "info"))
-            elif "progress" in said:
-                watcher.progress(*said["progress"])
-            elif "error" in said:
-                return Broken("BureauError", said["error"], said.get("retryable", True), said.get("detail", ""))
-            elif "result" in said:
-                return Finished(said["result"])
+        async for message in self._stream(execution, "watch"):
+            if "log" in message:
+                watcher.log(message["log"], level=message.get("level", "info"))
+            elif "progress" in message:
+                watcher.progress(*message["progress"])
+            elif "error" in message:
+                return Broken(
+                    "BureauError", message["error"], message.get("retryable", True), message.get("detail", "")
+                )
+            elif "result" in message:
+                return Finished(message["result"])
             else:
                 raise Gone("the bureau knows nothing of it")
         raise Unreachable("the bureau has hung up")
 
     async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
-        await self._ask(execution, "cancel")
+        await self._request(execution, "cancel")
 
     async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
-        await self._ask(execution, "release")
+        await self._request(execution, "release")
 
     async def expire(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
-        await self._ask(execution, "expire")
+        await self._request(execution, "expire")
 
     async def close(self) -> None:
-        """Nothing is open between two calls."""
+        """Nothing to close: each call opens its own connection."""
 
-    async def _ask(self, execution: Execution, verb: str, **more: Any) -> dict[str, Any]:
-        async for answer in self._talk(execution, verb, **more):
-            return answer
+    async def _request(self, execution: Execution, verb: str, **more: Any) -> dict[str, Any]:
+        async for reply in self._stream(execution, verb, **more):
+            return reply
         raise Unreachable("the bureau has hung up")
 
-    async def _talk(self, execution: Execution, verb: str, **more: Any) -> AsyncIterator[dict[str, Any]]:
+    async def _stream(self, execution: Execution, verb: str, **more: Any) -> AsyncIterator[dict[str, Any]]:
         assert isinstance(execution.options, Bureau)
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", execution.options.port, limit=2**24)

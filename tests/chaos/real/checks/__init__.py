@@ -1,20 +1,20 @@
 """What must be true when everything is healed and at rest.
 
-Judged from the database, Redis, the process table and the journal alone: nothing of the product is asked, and what it
-says of itself is believed nowhere but in its own logs, where a traceback is a defect.
+The checks use the database, Redis, the process table and the journal only. They call no code of the product that
+judges its own state; the product's logs may contain no unexpected traceback.
 
-rest.py          nothing is open, in the inbox, or in the streams
-executions.py    every end is that of an execution; none ran beside another
-limits.py        never more ran at once, or started in a second, than may
-callbacks.py     each end was followed once
+rest.py          nothing is open, in the inbox or in the streams
+executions.py    every end belongs to an execution, and no two executions of a task overlap
+limits.py        limits of concurrency and rate hold
+callbacks.py     each end has exactly one callback
 runs.py          counters equal a recount
-journeys.py      workflows as code did every step once, and were told the truth
-releases.py      what only some workers know came to its end with them
-pulls.py         what is pulled started once, and its end is that of its holder
-visits.py        what was enqueued over HTTP with a key is there once
-flows.py         runs of flows visited every node once, and were told the truth
+journeys.py      code workflows ran every step once, and received every message
+releases.py      tasks known to one release only ended there
+pulls.py         pulled work started once, and its end came from its holder
+visits.py        a task enqueued over HTTP with a key exists once
+flows.py         runs of flows visited every node once, and received every result
 fires.py         schedules fired as their policies say
-processes.py     logs, connections, and what outlives the processes
+processes.py     logs, connections, and leftover processes
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["check", "check_after_stop", "overlaps", "wait_for_rest"]
 
 
 def check(arena: Arena) -> list[str]:
-    """Return everything that is wrong with an arena at rest."""
+    """Return all violations in an arena at rest."""
     ended = {str(row["id"]): row for row in arena.sql("SELECT * FROM orchestrator.ended_tasks")}
     executions = arena.journal.executions()
     return [

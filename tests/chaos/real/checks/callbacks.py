@@ -1,4 +1,4 @@
-"""Each end was followed once, by what is to follow it."""
+"""Checks that each end of a task has exactly one callback, of the right kind."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tests.chaos.real.project.callbacks import follow_failure, follow_success, w
 
 
 def check_callbacks(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
-    """A success is followed by one task, a failure by one of the other kind, and a cancelled task by none."""
+    """Check that a success and a failure each have one callback of their kind, and a canceled task has none."""
     followers: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for task, end, by in arena.journal.of_tasks("follows"):
         followers[task].add((end, by))
     expected = 0
     for task, row in ended.items():
         if row["name"] == work_and_be_followed.name:
-            wanted = [row["status"]] if row["status"] in ("success", "failed") else []
-            expected += len(wanted)
-            if sorted(end for end, _ in followers[task]) != wanted:
+            expected_ends = [row["status"]] if row["status"] in ("success", "failed") else []
+            expected += len(expected_ends)
+            if sorted(end for end, _ in followers[task]) != expected_ends:
                 yield f"task {task} ended as {row['status']}, and was followed by {sorted(followers[task])}"
     created = sum(row["name"] in (follow_success.name, follow_failure.name) for row in ended.values())
     if created != expected:

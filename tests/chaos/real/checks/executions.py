@@ -1,4 +1,4 @@
-"""Every end is that of an execution, and none ran beside another of its task."""
+"""Checks that every end of a task belongs to an execution, and that executions of a task do not overlap."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.chaos.real.project import callbacks, tasks
 from tests.chaos.real.project.pulls import pulled
 
 RETRIES = {tasks.work_unluckily.name: tasks.RETRIES, callbacks.work_and_be_followed.name: callbacks.RETRIES}
-"""How many failures a task is meant to survive, by name."""
+"""How many failures a task survives, by name."""
 
 
 def check_ends(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
-    """Every enqueue that committed has come to one end."""
+    """Check that every committed task and run exists, and that no task is both open and ended."""
     for task in arena.journal.committed_tasks() - ended.keys():
         yield f"task {task} was enqueued and has no end"
     runs = {str(row["id"]) for row in arena.sql("SELECT id FROM orchestrator.runs")}
@@ -30,18 +30,18 @@ def check_ends(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
 
 
 def check_executions(ended: dict[str, Any], executions: list[Execution]) -> Iterator[str]:
-    """Every success really ran, its result is that execution's, and every failure has its reason."""
+    """Check that every success was executed and has that execution's result, and that every failure has a reason."""
     by_attempt = {(execution.task, execution.attempt): execution for execution in executions}
-    for (task, attempt), number in Counter((one.task, one.attempt) for one in executions).items():
+    for (task, attempt), number in Counter((item.task, item.attempt) for item in executions).items():
         if number > 1:
             yield f"attempt {attempt} of task {task} ran {number} times"
     failures = Counter(execution.task for execution in executions if execution.outcome == "failed")
     began = {
-        one.task for one in executions if one.outcome != "cut short"
-    }  # of which nobody may have heard that it began
+        item.task for item in executions if item.outcome != "cut short"
+    }  # the start of an interrupted execution may be unknown to the leader
     for task, row in ended.items():
         if row["id"] == row["run_id"] or row["name"] in (pulled.name, task_name("pull")):
-            continue  # it carried the turns of a workflow as code, was pulled, or ended what was: journeys.py, pulls.py
+            continue  # turns, pulled tasks and their ends are checked in journeys.py and pulls.py
         if row["status"] == "success":
             execution = by_attempt.get((task, row["attempt"]))
             if execution is None or execution.outcome != "success":
@@ -59,23 +59,23 @@ def check_executions(ended: dict[str, Any], executions: list[Execution]) -> Iter
 
 
 def overlaps(arena: Arena, executions: list[Execution]) -> Iterator[tuple[Execution, Execution, bool]]:
-    """Yield two attempts of one task that ran beside each other, and whether they may have.
+    """Yield overlapping attempts of a task, and whether the overlap is allowed.
 
-    They may if the worker of the first could not be heard for so long that the leader had to take it for dead.
+    It is allowed if the first worker could not be heard for so long that the leader had to consider it dead.
     """
     journal = arena.journal
-    noticed = arena.settings.worker_ttl - arena.settings.heartbeat
+    heartbeat_gap = arena.settings.worker_ttl - arena.settings.heartbeat
     by_task = defaultdict(list)
     for execution in executions:
         by_task[execution.task].append(execution)
-    for found in by_task.values():
-        for first, second in combinations(sorted(found, key=lambda one: one.began), 2):
+    for attempts in by_task.values():
+        for first, second in combinations(sorted(attempts, key=lambda item: item.began), 2):
             if second.began < journal.end_of(first):
-                yield first, second, journal.was_unheard(first.worker, first.began, second.began, noticed)
+                yield first, second, journal.was_unheard(first.worker, first.began, second.began, heartbeat_gap)
 
 
 def check_overlaps(arena: Arena, executions: list[Execution]) -> Iterator[str]:
-    """No attempt ran beside another of its task while its worker was alive and could be heard."""
+    """Check that no two attempts overlap while the first worker is alive and can be heard."""
     for first, second, excused in overlaps(arena, executions):
         if not excused:
             yield (

@@ -1,4 +1,4 @@
-"""Schedules fired as their policies say: no second twice, and none left out that counts."""
+"""Checks that schedules fired as their policies say: no time twice, and no due time omitted."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SELECT workflow, workflow || '/' || name AS key, coalesce(definition ->> 'overla
 
 
 def check_fires(arena: Arena) -> Iterator[str]:
-    """Hold the runs of each schedule against the seconds between its first fire and its end."""
+    """Compare the runs of each schedule with the due times between its first fire and its end."""
     bounds: dict[str, dict[str, int]] = defaultdict(dict)
-    for name, which, at in arena.journal.of_clients("schedule"):
-        bounds[name][which] = int(at)
+    for name, bound, at in arena.journal.of_clients("schedule"):
+        bounds[name][bound] = int(at)
     runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for run in arena.sql(_RUNS):
         runs[run["schedule"]].append(run)
@@ -46,10 +46,10 @@ def _check_schedule(schedule: dict[str, Any], due: range, runs: list[dict[str, A
     fires = Counter(run["fire"] for run in runs)
     if schedule["error"] is not None:
         yield f"schedule {key} could not fire: {schedule['error']}"
-    if twice := [fire for fire, number in fires.items() if number > 1]:
-        yield f"schedule {key} fired more than once for {twice}"
-    if strange := fires.keys() - set(due):
-        yield f"schedule {key} fired for {sorted(strange)}, which are not among its times, {due}"
+    if repeated := [fire for fire, number in fires.items() if number > 1]:
+        yield f"schedule {key} fired more than once for {repeated}"
+    if unexpected := fires.keys() - set(due):
+        yield f"schedule {key} fired for {sorted(unexpected)}, which are not among its times, {due}"
     left_out = [fire for fire in due if fire not in fires]
     if schedule["overlap"] == "skip":
         counted, recount = (schedule["fired"], schedule["skipped"]), (len(fires), len(left_out))
@@ -64,7 +64,7 @@ def _check_schedule(schedule: dict[str, Any], due: range, runs: list[dict[str, A
 
 
 def _check_written(arena: Arena, runs: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
-    """Every run that succeeded ran its task, once, for the time that it is for."""
+    """Check that every successful run has run one task, for its fire time."""
     written: dict[tuple[str, int], set[str]] = defaultdict(set)
     for name, due, task in arena.journal.of_tasks("fire"):
         written[name, int(datetime.fromisoformat(due).timestamp())].add(task)

@@ -1,4 +1,4 @@
-"""Runs of flows went where their flow leads, called every task once, and were told the truth."""
+"""Checks that runs of flows followed their edges, called every task once, and received the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VISITS = "SELECT run_id, number, node, first_call, calls FROM orchestrator.node
 
 
 def check_flows(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
-    """Judge every run of a flow by its tasks and the visits that are recorded."""
+    """Check every run of a flow by its tasks and its recorded visits."""
     cancelled = {run for (run,) in arena.journal.of_clients("cancel")}
     visits: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for visit in arena.sql(_VISITS):
@@ -40,40 +40,46 @@ def check_flows(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
 
 
 def _check_visits(run: dict[str, Any], visits: Sequence[Any], tasks: Sequence[Any]) -> Iterator[str]:
-    """Each visit is recorded once, in order, and each task belongs to one."""
+    """Check that each visit is recorded once and in order, and that each task belongs to one visit."""
     numbers, nodes = [visit["number"] for visit in visits], tuple(visit["node"] for visit in visits)
     if numbers != [*range(1, 1 + len(visits))]:
         yield f"has recorded the visits {numbers}"
     if run["status"] != "failed" and nodes != VISITS[: len(nodes)]:
         yield f"has visited {nodes}"
     called = Counter(
-        derived_id(UUID(run["id"]).bytes, "flow", visit["first_call"] + place)
+        derived_id(UUID(run["id"]).bytes, "flow", visit["first_call"] + offset)
         for visit in visits
-        for place in range(visit["calls"])
+        for offset in range(visit["calls"])
     )
-    there = {UUID(task["id"]).bytes for task in tasks}
-    if called.keys() - there or (run["status"] == "success" and there != called.keys()) or called.total() > len(called):
-        yield f"has recorded {called.total()} tasks with its visits, and there are {len(there)}"
+    existing = {UUID(task["id"]).bytes for task in tasks}
+    if (
+        called.keys() - existing
+        or (run["status"] == "success" and existing != called.keys())
+        or called.total() > len(called)
+    ):
+        yield f"has recorded {called.total()} tasks with its visits, and there are {len(existing)}"
 
 
 def _check_success(run: dict[str, Any], visits: Sequence[Any], tasks: Sequence[Any]) -> Iterator[str]:
-    """It has gone all the way, and what stands in its shared state is what its tasks gave."""
+    """Check that a successful run visited all nodes, and that its shared state holds the results of its tasks."""
     if len(visits) != len(VISITS):
         yield f"has succeeded after the visits {[visit['node'] for visit in visits]}"
-    given: dict[str, list[str]] = defaultdict(list)
+    results: dict[str, list[str]] = defaultdict(list)
     for task in sorted(tasks, key=lambda task: (task["step"], task["position"], task["created_at"])):
-        given[task["step"].removeprefix("flow:")].append(token_of(task["result"]))
+        results[task["step"].removeprefix("flow:")].append(token_of(task["result"]))
     shared = FlowState.from_plain(timezones.decode(bytes(run["state"]))).shared
-    heard = {
+    received = {
         "count": shared["count"]["token"],
-        "beside": [one["token"] for one in shared["beside"]],
-        "each": [one["token"] for one in shared["each"]],
+        "beside": [item["token"] for item in shared["beside"]],
+        "each": [item["token"] for item in shared["each"]],
         "inner/own": [shared["inner"]["own"]["token"]],
     }
-    rounds = given.pop("count", [])
-    if len(rounds) != ROUNDS or shared["count"]["number"] != ROUNDS or heard.pop("count") not in rounds:
+    rounds = results.pop("count", [])
+    if len(rounds) != ROUNDS or shared["count"]["number"] != ROUNDS or received.pop("count") not in rounds:
         yield f"went round with {rounds}, and has {shared['count']}"
-    if len(given["beside"]) != BESIDE or len(given["each"]) != len(run["params"]["items"]):
-        yield f"has the tasks {dict(given)}"
-    if {step: tokens for step, tokens in heard.items() if tokens} != {step: own for step, own in given.items() if own}:
-        yield f"was told {heard}, and its tasks gave {dict(given)}"
+    if len(results["beside"]) != BESIDE or len(results["each"]) != len(run["params"]["items"]):
+        yield f"has the tasks {dict(results)}"
+    if {step: tokens for step, tokens in received.items() if tokens} != {
+        step: own for step, own in results.items() if own
+    }:
+        yield f"was told {received}, and its tasks gave {dict(results)}"

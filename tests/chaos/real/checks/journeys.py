@@ -1,4 +1,4 @@
-"""Workflows as code did every step once, were told the truth, and returned it."""
+"""Checks that code workflows ran every step once, received every message, and returned the results."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ SELECT r.id::text, r.status, r.reason, r.stuck, t.result FROM orchestrator.runs 
   LEFT JOIN orchestrator.ended_tasks t ON t.id = r.id WHERE r.workflow = 'inquiry'
 """
 _CONTINUED = ("success", "continued")
-_MOST_ROUNDS = 200
-"""That a run can have come through within its time."""
+_MAX_ROUNDS = 200
+"""More rounds than a run can complete within its time."""
 
 
 def check_journeys(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
-    """Judge every journey by what its steps and its visitors wrote down."""
+    """Check every journey by the records of its steps and its clients."""
     journal = arena.journal
     widths = {journey: int(width) for journey, width in journal.of_clients("journey")}
     cancelled = {task for (task,) in journal.of_clients("cancel")}
     steps: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for journey, name, task in journal.of_tasks("step"):
         steps[journey][name].add(task)
-    told = _told(arena)
+    sent = _sent_messages(arena)
     failing = {str(row["run_id"]) for row in ended.values() if row["status"] == "failed" and row["id"] != row["run_id"]}
     for row in arena.sql(_LEFT):
         yield f"left behind by a journey: {shown(row)}"
@@ -56,7 +56,7 @@ def check_journeys(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
                 yield f"journey {journey} took step {name} {len(tasks)} times: {sorted(tasks)}"
         if run["status"] == "success":
             yield from _check_success(run, widths.get(journey), steps[journey], ended)
-            yield from _check_told(run, told)
+            yield from _check_received(run, sent)
         elif run["status"] == "cancelled":
             if journey not in cancelled:
                 yield f"journey {journey} was cancelled, and by nobody"
@@ -66,19 +66,19 @@ def check_journeys(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
             yield f"journey {journey} failed, and none of its steps did: {shown(run)}"
 
 
-def _told(arena: Arena) -> dict[tuple[str, str, str], list[int]]:
-    """Return what people were saying to runs, and what they have certainly said: numbers, in order."""
-    told: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+def _sent_messages(arena: Arena) -> dict[tuple[str, str, str], list[int]]:
+    """Return the numbers of messages that clients began to send (`saying`), and of acknowledged ones (`said`)."""
+    sent: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for word in ("saying", "said"):
-        for what, run, number in arena.journal.of_clients(word):
-            told[word, what, run].append(int(number))
-    return told
+        for kind, run, number in arena.journal.of_clients(word):
+            sent[word, kind, run].append(int(number))
+    return sent
 
 
 def _check_success(
     run: dict[str, Any], width: int | None, steps: dict[str, set[str]], ended: dict[str, Any]
 ) -> Iterator[str]:
-    """All of its steps ran, no other did, and their results are what it returned."""
+    """Check that all steps ran, no others ran, and their results equal the returned ones."""
     result = value_of(run["result"])
     expected = {f"beside-{number}" for number in range(result["width"] if width is None else width)} | {*ROW, *LEG}
     tokens = result["tokens"]
@@ -90,28 +90,28 @@ def _check_success(
             yield f"journey {run['id']} was told {token} of step {name}, and {sorted(steps[name])} ran"
 
 
-def _check_told(run: dict[str, Any], told: dict[tuple[str, str, str], list[int]]) -> Iterator[str]:
-    """What was said to it before its promise was kept was heard once, in order; nothing else was heard."""
+def _check_received(run: dict[str, Any], sent: dict[tuple[str, str, str], list[int]]) -> Iterator[str]:
+    """Check that messages sent before the promise was resolved were received once and in order, and no others."""
     result = value_of(run["result"])
-    heard = {"signal": result["heard"], "update": result["added"], "answer": [result["answer"]]}
-    first_answer = min(told["saying", "answer", run["id"]])  # it may count although its sender was told of an outage
-    for what, numbers in heard.items():
-        saying, said = told["saying", what, run["id"]], told["said", what, run["id"]]
-        if what == "signal":
+    received = {"signal": result["heard"], "update": result["added"], "answer": [result["answer"]]}
+    first_answer = min(sent["saying", "answer", run["id"]])  # may be effective although its sender got an error
+    for kind, numbers in received.items():
+        saying, said = sent["saying", kind, run["id"]], sent["said", kind, run["id"]]
+        if kind == "signal":
             said = [number for number in said if number < first_answer]
         if len({*numbers}) != len(numbers) or not {*numbers} <= {*saying}:
-            yield f"journey {run['id']} heard {what} {numbers}, and {saying} were said"
+            yield f"journey {run['id']} heard {kind} {numbers}, and {saying} were said"
         if [number for number in numbers if number in said] != said:
-            yield f"journey {run['id']} heard {what} {numbers}, and was certainly told {said}"
+            yield f"journey {run['id']} heard {kind} {numbers}, and was certainly told {said}"
 
 
 def check_rounds(arena: Arena) -> Iterator[str]:
-    """Runs that go on for ever have ended, and only as they can: with their parent, in time, or by somebody."""
+    """Check that runs which continue forever ended for a reason: with their parent, by timeout, or by cancellation."""
     cancelled = {task for (task,) in arena.journal.of_clients("cancel")}
     successors: dict[str, str] = {}
     for run in cancelled:
         last = UUID(run).bytes
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             successors[str(UUID(bytes=last))] = run
             last = successor_id(last)
     for row in arena.sql(_ROUNDS):
@@ -121,8 +121,8 @@ def check_rounds(arena: Arena) -> Iterator[str]:
 
 
 def check_inquiries(arena: Arena) -> Iterator[str]:
-    """A run that asks again in its successors got its answer in the last, with all that was said to any of them."""
-    told = _told(arena)
+    """Check that each inquiry, over all its continued runs, ended with an answer and received all messages."""
+    sent = _sent_messages(arena)
     runs = {row["id"]: row for row in arena.sql(_INQUIRIES)}
     following = {run: str(UUID(bytes=successor_id(UUID(run).bytes))) for run in runs}
     for first in runs.keys() - {*following.values()}:
@@ -130,13 +130,13 @@ def check_inquiries(arena: Arena) -> Iterator[str]:
         while following[chain[-1]] in runs:
             chain.append(following[chain[-1]])
         last = runs[chain[-1]]
-        others = [runs[run] for run in chain[:-1] if (runs[run]["status"], runs[run]["reason"]) != _CONTINUED]
-        if last["status"] != "success" or last["reason"] is not None or others:
-            yield f"an inquiry of {len(chain)} runs came to no answer: {[shown(run) for run in (*others, last)]}"
+        unfinished = [runs[run] for run in chain[:-1] if (runs[run]["status"], runs[run]["reason"]) != _CONTINUED]
+        if last["status"] != "success" or last["reason"] is not None or unfinished:
+            yield f"an inquiry of {len(chain)} runs came to no answer: {[shown(run) for run in (*unfinished, last)]}"
             continue
-        in_all = {
-            (word, what, last["id"]): sorted(number for run in chain for number in told[word, what, run])
+        sent_to_chain = {
+            (word, kind, last["id"]): sorted(number for run in chain for number in sent[word, kind, run])
             for word in ("saying", "said")
-            for what in ("signal", "update", "answer")
+            for kind in ("signal", "update", "answer")
         }
-        yield from _check_told(last, in_all)
+        yield from _check_received(last, sent_to_chain)

@@ -1,4 +1,4 @@
-"""Never more ran at once, or started in a second, than may."""
+"""Checks that limits of concurrency and rate were never exceeded."""
 
 from __future__ import annotations
 
@@ -11,35 +11,37 @@ from tests.chaos.real.journal import Execution
 from tests.chaos.real.project.limits import RATE, TOTAL_RATE
 
 _ROUNDING = 1e-3
-"""Seconds."""
+"""Seconds by which recorded times may be inexact."""
 _STARTS = (
     "SELECT lane, extract(epoch FROM at)::double precision AS at FROM chaos.starts WHERE lane IS NOT NULL ORDER BY at"
 )
 
 
 def check_limits(arena: Arena, executions: list[Execution]) -> Iterator[str]:
-    """Never more ran at once than may; whom the leader could not hear does not count, as in `overlaps`."""
+    """Check limits of concurrency. Executions on workers that the leader could not hear do not count."""
     journal = arena.journal
-    noticed = arena.settings.worker_ttl - arena.settings.heartbeat
+    heartbeat_gap = arena.settings.worker_ttl - arena.settings.heartbeat
     limits: dict[str, set[tuple[str, int]]] = defaultdict(set)
     for task, name, number in journal.of_tasks("limit"):
         limits[task].add((name, int(number)))
     changes: dict[tuple[str, int], list[tuple[float, int, Execution]]] = defaultdict(list)
-    for one in executions:
-        ended = journal.end_of(one)
-        if one.task in limits and not journal.was_unheard(one.worker, one.began, ended, noticed):
-            for limited in limits[one.task]:
-                changes[limited] += [(one.began, 1, one), (ended, -1, one)]
+    for execution in executions:
+        ended = journal.end_of(execution)
+        if execution.task in limits and not journal.was_unheard(
+            execution.worker, execution.began, ended, heartbeat_gap
+        ):
+            for limit_key in limits[execution.task]:
+                changes[limit_key] += [(execution.began, 1, execution), (ended, -1, execution)]
     for (name, limit), found in changes.items():
         running = 0
-        for _, change, one in sorted(found, key=lambda change: change[:2]):  # ends before beginnings
+        for _, change, execution in sorted(found, key=lambda change: change[:2]):  # ends sort before starts
             running += change
             if running > limit:
-                yield f"{running} of {name} ran at once, and {limit} may: {one}"
+                yield f"{running} of {name} ran at once, and {limit} may: {execution}"
 
 
 def check_rates(arena: Arena) -> Iterator[str]:
-    """Never more started in any window than the bucket holds and what comes into it meanwhile, by Postgres's clock."""
+    """Check rates: no window has more starts than the bucket's size plus its refill, by Postgres's clock."""
     starts: dict[tuple[str, Rate], list[float]] = defaultdict(list)
     for row in arena.sql(_STARTS):
         starts[row["lane"], RATE].append(row["at"])

@@ -1,4 +1,4 @@
-"""What only one release of the application knows came to its end there, and went round among the others nowhere."""
+"""Checks that tasks known to one release only ended there, and did not circulate among other workers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.chaos.real.arena import Arena
 from tests.chaos.real.checks.rows import shown, token_of, value_of
 from tests.chaos.real.project.releases import OF_RELEASE, STAGES, own_stages
 
-_HANDFUL = 5
-"""Times that a task is handed out, beside attempts that are lost: each may meet a worker that has just gone. Where what
-everybody knows was handed out more often, because Redis and workers came and went, so may this be, and twice more."""
+_MAX_DISPATCHES = 5
+"""Dispatches of a task without lost attempts, at most: each may reach a worker that has just stopped. If ordinary tasks
+were dispatched more often, because Redis and workers restarted, two more than their maximum are allowed."""
 _RUNS = """
 SELECT r.id::text, r.version, r.status, r.stuck, t.name <> r.workflow AS pinned, t.result, t.error
   FROM orchestrator.runs r LEFT JOIN orchestrator.ended_tasks t ON t.id = r.id
@@ -23,22 +23,22 @@ _LOST = "SELECT task_id::text AS task, count(*) AS number FROM orchestrator.atte
 
 
 def check_releases(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
-    """Judge the tasks of each release, and the runs of each version."""
+    """Check the tasks of each release, and the runs of each version."""
     lost = {row["task"]: row["number"] for row in arena.sql(_LOST)}
     starts = {row["task"]: row["number"] for row in arena.sql(_STARTS)}
-    handed_out = {task: starts.get(task, 0) - lost.get(task, 0) for task in ended}
-    often = max((handed_out[task] for task, row in ended.items() if OF_RELEASE not in row["name"]), default=0)
+    dispatches = {task: starts.get(task, 0) - lost.get(task, 0) for task in ended}
+    max_dispatches = max((dispatches[task] for task, row in ended.items() if OF_RELEASE not in row["name"]), default=0)
     for task, row in ended.items():
         if OF_RELEASE in row["name"]:
             if row["status"] != "success" and (row["error"] or {}).get("kind") != "WorkerLost":
                 yield f"a task that only one release knows did not succeed: {shown(row)}"
-            if handed_out[task] > max(_HANDFUL, often + 2):
+            if dispatches[task] > max(_MAX_DISPATCHES, max_dispatches + 2):
                 yield f"a task that only one release knows was handed out {starts[task]} times: {shown(row)}"
     yield from _check_relays(arena, ended)
 
 
 def _check_relays(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
-    """Every run went through its stages, each in one task; one that is held to a version had its code."""
+    """Check that every run completed each stage in one task, and that a pinned run executed its version's code."""
     ran: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for run, name, task in arena.journal.of_tasks("stage"):
         ran[run][name].add(task)
@@ -52,9 +52,9 @@ def _check_relays(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
         if row["pinned"] and result["release"] != row["version"]:
             yield f"run {row['id']} is held to version {row['version']}, and ran the code of {result['release']}"
         expected = own_stages(row["version"]) if row["pinned"] else STAGES
-        told = {name: {token.partition("/")[0]} for name, token in result["tokens"].items()}
-        if told != ran[row["id"]] or sorted(told) != sorted(expected):
-            yield f"run {row['id']} was told of {told}; {dict(ran[row['id']])} ran, {expected} should have"
+        tasks_by_stage = {name: {token.partition("/")[0]} for name, token in result["tokens"].items()}
+        if tasks_by_stage != ran[row["id"]] or sorted(tasks_by_stage) != sorted(expected):
+            yield f"run {row['id']} was told of {tasks_by_stage}; {dict(ran[row['id']])} ran, {expected} should have"
         for token in result["tokens"].values():
             if token != token_of(ended[token.partition("/")[0]]["result"]):
                 yield f"run {row['id']} was told {token}, which is not what its task returned"

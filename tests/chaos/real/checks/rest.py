@@ -1,4 +1,4 @@
-"""Nothing is open, in the inbox, or in the streams."""
+"""Checks that nothing is open, in the inbox or in the streams."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PREFIX = "{orchestrator:0}"
 
 
 def wait_for_rest(arena: Arena, timeout: float) -> list[str]:
-    """Wait until nothing is open and nothing stands in the streams; return what still does after the time."""
+    """Wait until nothing is open and the streams are empty; return what remains after the timeout."""
     began = time.monotonic()
     deadline = began + timeout
     while True:
         try:
-            left = [*_check_rest(arena), *_check_streams(arena)]
+            remaining = [*_check_rest(arena), *_check_streams(arena)]
         except psycopg2.OperationalError as error:
-            left = [f"Postgres cannot be asked: {error}"]  # it starts
-        if not left or time.monotonic() > deadline:
-            return left
-        append(arena.folder / "left", f"{time.monotonic() - began:7.2f}", left[-1])  # for who wonders why it takes long
+            remaining = [f"Postgres cannot be asked: {error}"]  # it is starting
+        if not remaining or time.monotonic() > deadline:
+            return remaining
+        append(arena.folder / "left", f"{time.monotonic() - began:7.2f}", remaining[-1])  # explains slow rests
         time.sleep(0.1)
 
 
@@ -51,7 +51,7 @@ def _check_streams(arena: Arena) -> Iterator[str]:
             if kind in ("events", "queue") and f":{kind}:{generation}" not in key:
                 yield f"a stream of an older generation than {generation} is left: {key}"
             if kind == "queue":
-                with suppress(ResponseError):  # it is gone since
+                with suppress(ResponseError):  # it was just deleted
                     for group in redis.xinfo_groups(key):
                         if group["pending"]:
                             yield f"{group['pending']} entries of {key} are pending"

@@ -1,4 +1,4 @@
-"""Counters of runs equal a recount, and how a run ended is what its tasks say."""
+"""Checks that the counters of runs equal a recount, and that their states match their tasks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SELECT run_id, status, count(*) FROM orchestrator.ended_tasks WHERE run_id <> id
 SELECT parent_run, status, count(*) FROM orchestrator.runs
  WHERE code AND parent_run IS NOT NULL AND reason IS DISTINCT FROM 'continued' GROUP BY 1, 2
 """
-"""Tasks by run, but for those that carry the turns of code; and the children of code, each once if it continued."""
+"""Tasks by run, except those that carry turns of code; and children of code workflows, once per chain."""
 
 
 def check_runs(arena: Arena) -> Iterator[str]:
-    """Counters equal a recount. What a cancelled or failed DAG never created is counted without there being a task."""
+    """Check the counters. Tasks that a canceled or failed DAG never created are counted without rows."""
     recounts: dict[Any, Counter[str]] = defaultdict(Counter)
     for row in arena.sql(_RECOUNT):
         recounts[row["run_id"]][row["status"]] += row["count"]
@@ -27,7 +27,7 @@ def check_runs(arena: Arena) -> Iterator[str]:
         counted = Counter({status: run[status] for status in _ENDED})
         recount = recounts[run["id"]]
         if run["flow"]:
-            recount[run["status"]] += run["started_at"] is not None  # itself
+            recount[run["status"]] += run["started_at"] is not None  # the run itself
         uncreated = (
             counted - recount if run["workflow"] is not None and not run["code"] and not run["flow"] else Counter()
         )
@@ -35,7 +35,7 @@ def check_runs(arena: Arena) -> Iterator[str]:
         if not exact or run["open"] or run["total"] != counted.total():
             yield f"run {run['id']} counts {dict(counted)} of {run['total']}, and a recount gives {dict(recount)}"
         if run["code"] or run["flow"]:
-            continue  # its code says how it ends, or its nodes do: journeys.py, flows.py
+            continue  # ended by its code or its nodes: journeys.py, flows.py
         expected = "cancelled" if run["cancelling"] else "failed" if run["failed"] else "success"
         if run["status"] != expected and not (run["cancelling"] and run["status"] in _ENDED):
             yield f"run {run['id']} ended as {run['status']}, and its tasks say {expected}"

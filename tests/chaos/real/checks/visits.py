@@ -1,4 +1,4 @@
-"""What was enqueued over HTTP with a key is there once."""
+"""Checks that a task enqueued over HTTP with a key exists once."""
 
 from __future__ import annotations
 

@@ -1,20 +1,19 @@
-"""What can go wrong, one context manager each: entering it strikes, leaving it heals.
+"""The faults, one context manager each: entering injects the fault, leaving heals it.
 
-kinds.py      how a kind of fault is made, and all of them by name
-signals.py    processes that are killed, stopped and told to end
-servers.py    Postgres and Redis that crash, fail over, forget, or are full
-wires.py      connections that are cut, held up and late
+kinds.py      the registry of faults
+signals.py    processes that are killed, stopped and terminated
+servers.py    Postgres and Redis that crash, fail over, lose data, or are full
+wires.py      connections that are cut, blocked and delayed
 deploys.py    workers that change to another release
 clocks.py     wall clocks that are set
 
-Each yields what it did, for the record. A fault that could leave a worker unheard writes that down, because only then
-may its tasks run elsewhere at the same time; all the others, an outage of Redis for everybody among them, excuse
-nothing.
+Each fault yields a description for the log. A fault that can make a worker unheard records that: only then may the
+worker's tasks run on another worker at the same time. Other faults, even an outage of Redis for all, allow no overlap.
 
-`pick` chooses the victim and the variant; the same number means the same choice in every run of a plan.
+`pick` chooses the target and the variant; the same seed makes the same choices in every run of a plan.
 """
 
-from tests.chaos.real.faults import clocks, deploys, servers, signals, wires  # noqa: F401  # each registers its kinds
+from tests.chaos.real.faults import clocks, deploys, servers, signals, wires  # noqa: F401  # noqa: F401  # each module registers its faults
 from tests.chaos.real.faults.kinds import FAULTS, left_out
 
 __all__ = ["FAULTS", "left_out"]

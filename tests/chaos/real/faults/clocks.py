@@ -1,6 +1,6 @@
-"""Wall clocks that are set by an hour, and set right again.
+"""Wall clocks that are set by an hour, and back.
 
-Not that of Postgres, by which everything is timed: what is due in an hour would be due.
+The clock of Postgres is never set: it determines all due times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HOUR = 3600
 
 @fault
 def clock_member(arena: Arena, pick: Random) -> Iterator[str]:
-    """The clock of a worker or a scheduler is set."""
+    """Set the clock of a scheduler, worker or API process."""
     member = pick.choice(arena.members)
     assert member.clock is not None
     yield from _stepped(member.clock, pick, str(member))
@@ -25,15 +25,15 @@ def clock_member(arena: Arena, pick: Random) -> Iterator[str]:
 
 @fault
 def clock_redis(arena: Arena, pick: Random) -> Iterator[str]:
-    """The clock of Redis is set, by which keys expire."""
+    """Set the clock of Redis, which determines the expiry of keys."""
     assert isinstance(arena.services.redis, RedisWithClock)
     yield from _stepped(arena.services.redis.clock, pick, "Redis")
 
 
-def _stepped(clock: Clock, pick: Random, whose: str) -> Iterator[str]:
+def _stepped(clock: Clock, pick: Random, owner: str) -> Iterator[str]:
     ahead = pick.choice((_HOUR, -_HOUR))
     clock.step_to(ahead)
     try:
-        yield f"the clock of {whose} set {'ahead' if ahead > 0 else 'back'} by an hour"
+        yield f"the clock of {owner} set {'ahead' if ahead > 0 else 'back'} by an hour"
     finally:
         clock.step_to(0)

@@ -1,6 +1,6 @@
-"""Rolling deploys: workers are drained and start again with the other release of the application.
+"""Rolling deploys: workers are drained, and restart with another release of the application.
 
-The last worker always has the code of both, so that whatever was begun can end.
+The last worker always has the code of both releases, so that all work can end.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from tests.chaos.real.project.releases import RELEASES
 
 @fault
 def deploy_worker(arena: Arena, pick: Random) -> Iterator[str]:
-    """One worker changes its release; the others keep theirs."""
+    """Deploy a release to one worker."""
     changing = arena.workers[:-1]
     yield _deploy([pick.choice(changing)] if changing else [], pick)
 
 
 @fault
 def deploy_fleet(arena: Arena, pick: Random) -> Iterator[str]:
-    """All but one change to the same release at once."""
+    """Deploy a release to all workers but the last, at once."""
     yield _deploy(arena.workers[:-1], pick)
 
 
 def _deploy(workers: list[Member], pick: Random) -> str:
-    wanted = pick.choice(RELEASES)
-    if len(workers) == 1 and workers[0].release == str(wanted):
-        wanted = next(release for release in RELEASES if release != wanted)
+    release_number = pick.choice(RELEASES)
+    if len(workers) == 1 and workers[0].release == str(release_number):
+        release_number = next(release for release in RELEASES if release != release_number)
     for worker in workers:
-        worker.deploy(str(wanted))
-    return f"release {wanted} deployed to {', '.join(map(str, workers)) or 'nobody'}"
+        worker.deploy(str(release_number))
+    return f"release {release_number} deployed to {', '.join(map(str, workers)) or 'nobody'}"

@@ -1,4 +1,4 @@
-"""Postgres and Redis that crash, fail over, forget, or are full."""
+"""Postgres and Redis that crash, fail over, lose data, or are full."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ROOM = 1 << 20
 
 @fault
 def postgres_restart(arena: Arena, pick: Random) -> Iterator[str]:
-    """Postgres crashes and recovers from its log."""
+    """Crash Postgres; it recovers from its write-ahead log."""
     with postgres_down(arena.services):
         yield "Postgres stopped in immediate mode"
 
 
 @fault
 def postgres_failover(arena: Arena, pick: Random) -> Iterator[str]:
-    """Postgres dies for good, and a synchronous standby takes its place."""
+    """Kill Postgres for good, and promote a synchronous standby."""
     if not arena.services.postgres.running:
         yield "nothing: Postgres is down, and has no standby"
         return
@@ -35,14 +35,14 @@ def postgres_failover(arena: Arena, pick: Random) -> Iterator[str]:
 
 @fault
 def redis_restart(arena: Arena, pick: Random) -> Iterator[str]:
-    """Redis crashes and comes back with what its log had: everything, or what it had before its last life."""
+    """Crash Redis; it restarts with the data of its append-only file, which may be older than the last start."""
     with redis_down(arena.services, persistence=True):
         yield "Redis killed; it comes back with its log"
 
 
 @fault
 def redis_empty(arena: Arena, pick: Random) -> Iterator[str]:
-    """Redis crashes and comes back with nothing, and keeps nothing in this life."""
+    """Crash Redis; it restarts empty, and without persistence."""
     with redis_down(arena.services, persistence=False):
         yield "Redis killed; it comes back empty"
 
@@ -55,7 +55,7 @@ def redis_flush(arena: Arena, pick: Random) -> Iterator[str]:
 
 @fault
 def redis_full(arena: Arena, pick: Random) -> Iterator[str]:
-    """Redis has no memory left and, as it must, refuses writes rather than to forget something."""
+    """Fill Redis to its memory limit, so that it refuses writes."""
     with arena.redis() as redis:
         redis.config_set("maxmemory", redis.info("memory")["used_memory"] + _ROOM)
         try:
@@ -64,6 +64,6 @@ def redis_full(arena: Arena, pick: Random) -> Iterator[str]:
                     redis.append(_FILLER, b"\0" * (_ROOM // 8))
             yield "Redis filled to its maxmemory"
         finally:
-            with suppress(RedisError):  # it restarted meanwhile, and has no limit any more
+            with suppress(RedisError):  # it has restarted, and has no limit
                 redis.config_set("maxmemory", 0)
                 redis.delete(_FILLER)

@@ -1,4 +1,4 @@
-"""Processes that are killed, stopped, and told to end."""
+"""Processes that are killed, stopped, and terminated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.chaos.real.members import Member
 
 @fault
 def kill_worker(arena: Arena, pick: Random) -> Iterator[str]:
-    """A machine dies: the worker's parent and all its processes, at once and without a word."""
+    """Kill a worker's parent and all its processes, like the crash of a machine."""
     worker = pick.choice(arena.workers)
     with worker.held_down():
         _kill_group(arena, worker)
@@ -23,7 +23,7 @@ def kill_worker(arena: Arena, pick: Random) -> Iterator[str]:
 
 @fault
 def kill_parent(arena: Arena, pick: Random) -> Iterator[str]:
-    """Only the parent dies; its processes must not outlive it."""
+    """Kill only a worker's parent; its processes must end too."""
     worker = pick.choice(arena.workers)
     with worker.held_down():
         _note_death(arena, worker)
@@ -33,7 +33,7 @@ def kill_parent(arena: Arena, pick: Random) -> Iterator[str]:
 
 @fault
 def kill_child(arena: Arena, pick: Random) -> Iterator[str]:
-    """One worker process dies, or a child in which it runs a task alone; its parent lives."""
+    """Kill one worker process, or the child in which it runs a task alone; the parent survives."""
     yield _to_child(arena, pick, signal.SIGKILL)
 
 
@@ -47,7 +47,7 @@ def kill_scheduler(arena: Arena, pick: Random) -> Iterator[str]:
 
 @fault
 def kill_api(arena: Arena, pick: Random) -> Iterator[str]:
-    """The HTTP API dies between the commit of a task and its answer, or anywhere else."""
+    """Kill the HTTP API, possibly between the commit of a task and the response."""
     api = pick.choice(arena.apis)
     with api.held_down():
         _kill_group(arena, api)
@@ -71,7 +71,7 @@ def term_api(arena: Arena, pick: Random) -> Iterator[str]:
 
 @fault
 def stop_worker(arena: Arena, pick: Random) -> Iterator[str]:
-    """A machine stands still: a virtual machine that is moved, or memory that swaps."""
+    """Stop a worker with all its processes, like a migrated virtual machine or a swapping host."""
     worker = pick.choice(arena.workers)
     with arena.journal.unheard(worker.pid), stopped(worker.pid):
         yield f"SIGSTOP of {worker} and all its processes"
@@ -79,7 +79,7 @@ def stop_worker(arena: Arena, pick: Random) -> Iterator[str]:
 
 @fault
 def stop_parent(arena: Arena, pick: Random) -> Iterator[str]:
-    """Nobody beats for the worker's processes, which go on."""
+    """Stop a worker's parent, which sends the heartbeats; its processes continue."""
     worker = pick.choice(arena.workers)
     pid = worker.pid
     with arena.journal.unheard(pid):
@@ -92,7 +92,7 @@ def stop_parent(arena: Arena, pick: Random) -> Iterator[str]:
 
 @fault
 def stop_child(arena: Arena, pick: Random) -> Iterator[str]:
-    """One worker process stands still while its parent beats: it is heard, and its tasks are its own."""
+    """Stop one worker process while its parent sends heartbeats: the worker is heard, and keeps its tasks."""
     worker = pick.choice(arena.workers)
     children = worker.descendants()
     pid = pick.choice(children).pid if children else None
@@ -115,7 +115,7 @@ def stop_scheduler(arena: Arena, pick: Random) -> Iterator[str]:
 
 @fault
 def term_worker(arena: Arena, pick: Random) -> Iterator[str]:
-    """A rolling deploy: drain, end, and start again; now and then by someone in a hurry, who asks twice."""
+    """Terminate a worker as in a rolling deploy, sometimes with a second SIGTERM."""
     worker = pick.choice(arena.workers)
     twice = pick.random() < 0.3
     with worker.held_down():
@@ -144,12 +144,12 @@ def _kill_group(arena: Arena, member: Member) -> None:
 
 
 def _note_death(arena: Arena, member: Member) -> None:
-    """Note that a process dies now, and all that it has forked and that is still there.
+    """Record that a process and its descendants die now.
 
-    One that has ended before, by another fault or as it was asked to, did so nobody knows when.
+    A process that has ended earlier, by another fault or on request, has an unknown time of death.
     """
     if member.is_running():
-        arena.journal.note_deaths([member.pid, *(below.pid for below in member.descendants())])
+        arena.journal.note_deaths([member.pid, *(descendant.pid for descendant in member.descendants())])
 
 
 def _to_child(arena: Arena, pick: Random, number: signal.Signals) -> str:
@@ -159,6 +159,6 @@ def _to_child(arena: Arena, pick: Random, number: signal.Signals) -> str:
         return f"nothing: {worker} has no processes now"
     child = pick.choice(children)
     if number is signal.SIGKILL:
-        arena.journal.note_deaths([child.pid, *(below.pid for below in child.children(recursive=True))])
+        arena.journal.note_deaths([child.pid, *(descendant.pid for descendant in child.children(recursive=True))])
     send(child.pid, number)
     return f"{number.name} of process {child.pid} of {worker}"

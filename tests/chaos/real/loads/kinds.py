@@ -1,4 +1,4 @@
-"""How a kind of load is registered."""
+"""The registry of loads."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 Load = Callable[["Client"], None]
 LOADS: Final[dict[str, tuple[Load, int]]] = {}
-"""Every kind by name, with its weight."""
+"""Every load by name, with its weight."""
 ONLY_IF_NAMED: Final = 0
-"""The weight of what is left out, unless somebody names it: `--loads`."""
+"""Weight of a load that runs only if `--loads` names it."""
 LENGTHS: Final = (0.0, 0.0, 0.0, 0.01, 0.05, 0.3)
-"""Seconds that most tasks take."""
+"""Durations of most tasks, in seconds."""
 
 
 def load(weight: int) -> Callable[[Load], Load]:
-    """Register a kind of load."""
+    """Register a load with its weight."""
 
     def register(function: Load) -> Load:
         LOADS[function.__name__] = function, weight

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 @load(weight=3)
 def limited(client: Client) -> None:
-    """So many at once in each lane, and in all of them; one that is cancelled keeps its place until its code stops."""
+    """Enqueue a task with limits per lane and over all lanes. A canceled task counts until its code stops."""
     lane = client.random.choice("abc")
     client.enqueued(limits.work_in_lane.enqueue(lane, client.random.uniform(0.0, 0.5)))
 
 
 @load(weight=ONLY_IF_NAMED)
 def reconsidered(client: Client) -> None:
-    """One at a time, slow to stop: the one before is cancelled, and the next must wait until its code has stopped."""
+    """Enqueue a task with concurrency 1 and cancel the previous one, which is slow to stop; the new one must wait."""
     if client.slow_to_stop is not None:
         client.cancelling(client.slow_to_stop)
-        with suppress(WrongState):  # it has ended
+        with suppress(WrongState):  # the task has ended
             client.slow_to_stop.cancel()
     client.slow_to_stop = limits.work_and_tidy_up.enqueue(1.0, client.random.uniform(0.2, 0.8))
     client.committed(client.slow_to_stop)
@@ -33,14 +33,14 @@ def reconsidered(client: Client) -> None:
 
 @load(weight=3)
 def unique(client: Client) -> None:
-    """One at a time of each key; the handle may be that of the one before."""
+    """Enqueue a task with a unique key; the handle may be that of an earlier task."""
     key = client.random.choice("xyz")
     client.committed(limits.work_once.enqueue(key, client.random.uniform(0.0, 0.5)))
 
 
 @load(weight=2)
 def rated(client: Client) -> None:
-    """More at once than may start in a second: the rest wait their turn."""
+    """Enqueue more tasks than may start in a second."""
     customers = [(client.random.choice("pq"),) for _ in range(client.random.randint(1, 8))]
     for handle in app.enqueue_many(limits.work_at_rate, customers):
         client.enqueued(handle)

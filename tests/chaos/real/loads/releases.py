@@ -1,4 +1,4 @@
-"""What only one release of the application knows."""
+"""Work that only one release of the application knows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @load(weight=3)
 def released(client: Client) -> None:
-    """Tasks of one release, many of them at once now and then: workers of the other must not pass them round."""
+    """Enqueue tasks of one release, sometimes in bulk; workers of the other release must not circulate them."""
     task = WORK[client.random.choice(RELEASES)]
     number = client.random.choice((1, 1, 1, 40))
     for handle in app.enqueue_many(task, [(client.random.choice(LENGTHS),) for _ in range(number)]):
@@ -23,7 +23,7 @@ def released(client: Client) -> None:
 
 @load(weight=2)
 def relay(client: Client) -> None:
-    """A run that is held to its version, or one that code of either version can go on with."""
+    """Start a run that is pinned to its version, or one that both versions can continue."""
     workflow = RELAY[client.random.choice(RELEASES)]
     pinned = client.random.random() < 0.7
     client.begun(workflow.starting(pinned=pinned).start(alike=not pinned))

@@ -1,4 +1,4 @@
-"""Runs of many, DAGs, flows, workflows as code, and cancelling any of it."""
+"""Runs of many tasks, DAGs, flows and code workflows, and their cancellation."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ def run_of_many(client: Client) -> None:
 
 @load(weight=2)
 def dag(client: Client) -> None:
-    """A list is discovered, each item is worked on beside some shards, and the results come together."""
+    """Start a DAG: discover a list, process each item next to some shards, and gather the results."""
     client.started(app.workflows["fan"].start(count=client.random.randint(0, 60)))
 
 
 @load(weight=3)
 def flow(client: Client) -> None:
-    """A graph with a cursor; `outsider.py` sends it what it waits for."""
+    """Start a flow; `outsider.py` sends its signals."""
     client.started(app.flows["errands"].start(items=[*range(client.random.randint(0, 6))]))
 
 
 @load(weight=4)
 def journey(client: Client) -> None:
-    """A workflow as code; `outsider.py` tells it what it waits for."""
+    """Start a code workflow; `outsider.py` sends its messages."""
     width = client.random.randint(1, 5)
     client.set_out(journeys.journey.start(width), width)
 
 
 @load(weight=3)
 def rounds(client: Client) -> None:
-    """A workflow that continues as new for ever, until its time is up or somebody cancels it; or its parent ends."""
+    """Start a workflow that continues as new forever, until its timeout, its cancellation or the end of its parent."""
     if client.random.random() < 0.5:
         client.go_round(journeys.guardian.start())
     else:
@@ -48,13 +48,13 @@ def rounds(client: Client) -> None:
 
 @load(weight=ONLY_IF_NAMED)
 def inquiry(client: Client) -> None:
-    """A workflow that asks again in one run after another; `outsider.py` answers at last."""
+    """Start a workflow that repeats a question in run after run; `outsider.py` finally answers."""
     client.begun(journeys.inquiry.start([]))
 
 
 @load(weight=2)
 def cancelled(client: Client) -> None:
-    """Cancel something of before, wherever it stands."""
+    """Cancel an earlier task or run, in whatever state."""
     kinds: list[list[Cancellable]] = [[*client.tasks[-200:]], [*client.runs[-10:]], [*client.journeys[-3:]]]
     handles = client.random.choice(kinds)
     if handles:

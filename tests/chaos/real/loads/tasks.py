@@ -1,4 +1,4 @@
-"""Tasks of every kind, one by one and many at once."""
+"""Tasks of every kind, one by one and in bulk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def isolated(client: Client) -> None:
 
 @load(weight=5)
 def long(client: Client) -> None:
-    """Long enough to be running when a fault strikes, and still when it is healed: only heartbeats speak for it."""
+    """Enqueue a task that outlasts most faults, so that only heartbeats show that it is alive."""
     task = client.random.choice((tasks.work, tasks.work_async))
     client.enqueued(task.enqueue(client.random.uniform(1.0, 5.0)))
 
@@ -40,14 +40,14 @@ def retrying(client: Client) -> None:
 
 @load(weight=1)
 def exiting(client: Client) -> None:
-    """Tasks that end their process, and with it whatever runs beside them there."""
+    """Enqueue a task that kills its process, with all other tasks in it."""
     task = tasks.exit_always if client.random.random() < 0.3 else tasks.work_and_exit
     client.enqueued(task.enqueue())
 
 
 @load(weight=1)
 def rude(client: Client) -> None:
-    """Tasks that copy their process, or stop the event loop that they share with others."""
+    """Enqueue a task that forks its process, or stops the event loop that it shares."""
     client.enqueued(client.random.choice((tasks.work_beside_a_fork, tasks.work_and_stop_the_loop)).enqueue())
 
 
@@ -64,7 +64,7 @@ def expiring(client: Client) -> None:
 
 @load(weight=3)
 def nested(client: Client) -> None:
-    """Tasks that enqueue tasks, from a worker, which has no database."""
+    """Enqueue a task that enqueues tasks from a worker, which has no database."""
     client.enqueued(tasks.enqueue_children.enqueue(client.random.randint(1, 3), client.random.random() < 0.5))
 
 
@@ -76,11 +76,11 @@ def bulk(client: Client) -> None:
 
 @load(weight=3)
 def followed(client: Client) -> None:
-    """Tasks whose end another follows: what they return, or that they failed for good."""
+    """Enqueue a task with callbacks for its result and for its final failure."""
     client.enqueued(callbacks.work_and_be_followed.enqueue())
 
 
 @load(weight=5)
 def pulled(client: Client) -> None:
-    """Work for programs that ask for it over HTTP, mostly long enough to be held when Redis loses everything."""
+    """Enqueue work for pull clients, usually long enough to be held when Redis loses its data."""
     client.enqueued(pulls.pulled.enqueue(client.random.choice((0.0, 1.0, 3.0, 6.0))))

@@ -1,17 +1,17 @@
-"""The application under chaos: tasks that write down, outside of the system, when they begin and how they end.
+"""The application under chaos: tasks that record their executions outside the system.
 
-base.py         the application, and how things are written down
+base.py         the application, and the functions that record executions
 tasks.py        tasks of every kind, and the steps of a DAG
-limits.py       tasks of which only so many may run at once, or start in a second
-callbacks.py    tasks that others follow
+limits.py       tasks with limits of concurrency and rate
+callbacks.py    tasks with callbacks
 flows.py        a flow with a node of every kind, and its task
-journeys.py     a workflow as code, and its child
-clockwork.py    tasks that a schedule starts
+journeys.py     code workflows and their children
+clockwork.py    tasks with schedules
 pulls.py        a task that is pulled over HTTP
-releases.py     what one release of the application knows and the other does not
+releases.py     tasks and workflows that only one release of the application knows
 """
 
-from tests.chaos.real.project import (  # noqa: F401  # each registers its own
+from tests.chaos.real.project import (  # noqa: F401  # noqa: F401  # each module registers its tasks
     callbacks,
     clockwork,
     flows,

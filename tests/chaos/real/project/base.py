@@ -1,4 +1,4 @@
-"""The application, and how its tasks write down what they do."""
+"""The application, and the functions by which its tasks record their executions."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tests.chaos.real.journal import append
 app = Orchestrator()
 
 LOG = "CHAOS_EXECUTION_LOG"
-"""The environment variable that says where to write."""
+"""Environment variable with the path of the log."""
 _SLICE = 0.02
 
 
 class Unlucky(Exception):
-    """What a task raises that is meant to fail."""
+    """Error of a task that is meant to fail."""
 
 
 @contextmanager
 def written_down(context: TaskContext) -> Iterator[None]:
-    """Write a line when the task begins and one when it ends, whatever ends it."""
+    """Record the start and the end of a task, whatever ends it."""
     path = os.environ[LOG]
-    who = (context.task_id, context.attempt, os.getpgrp(), os.getpid())
-    append(path, "begin", *who, time.monotonic())
+    attempt = (context.task_id, context.attempt, os.getpgrp(), os.getpid())
+    append(path, "begin", *attempt, time.monotonic())
     outcome = "stopped"
     try:
         yield
@@ -35,21 +35,21 @@ def written_down(context: TaskContext) -> Iterator[None]:
         outcome = "failed"
         raise
     finally:
-        append(path, "end", *who, time.monotonic(), outcome)
+        append(path, "end", *attempt, time.monotonic(), outcome)
 
 
 def token(context: TaskContext) -> str:
-    """Return what a success leaves in the database, so that it can be told which execution it came from."""
+    """Return a result that identifies the execution."""
     return f"{context.task_id}/{context.attempt}/{os.getpid()}"
 
 
 def spend(seconds: float) -> None:
-    """Take this long, in slices, so that an order to stop arrives in between."""
+    """Sleep in slices, so that an order to stop can interrupt."""
     until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        time.sleep(min(_SLICE, left))
+    while (remaining := until - time.monotonic()) > 0:
+        time.sleep(min(_SLICE, remaining))
 
 
-def write(*words: object) -> None:
-    """Write a line of one's own."""
-    append(os.environ[LOG], *words)
+def write(*fields: object) -> None:
+    """Append a line to the log."""
+    append(os.environ[LOG], *fields)

@@ -1,4 +1,4 @@
-"""Tasks that a schedule starts; each writes down the time that it is for."""
+"""Tasks with schedules; each records its fire time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ DUE = {"due": "${run.fire_time}"}
 @app.schedule(every="1s", overlap="allow", catch_up="all", params=DUE)
 @app.task(name="beat")
 def beat(context: TaskContext, due: str) -> str:
-    """Run for every second, whatever happens."""
+    """Run every second, without omission."""
     return _fired(context, "beat", due)
 
 
 @app.schedule(every="1s", overlap="skip", catch_up="all", params=DUE)
 @app.task(name="turn")
 def turn(context: TaskContext, due: str) -> str:
-    """Take longer than the second, half of the time: the fires that come meanwhile are left out."""
+    """Take longer than the interval half of the time, so that fires are skipped."""
     return _fired(context, "turn", due, 1.5 if hashlib.blake2b(due.encode()).digest()[0] % 2 else 0.0)
 
 
 @app.schedule(every="2s", overlap="queue", catch_up="all", params=DUE)
 @app.task(name="line")
 def line(context: TaskContext, due: str) -> str:
-    """Run for every second second, one after another."""
+    """Run every other second, one run after another."""
     return _fired(context, "line", due, 0.2)
 
 

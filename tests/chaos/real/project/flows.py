@@ -1,4 +1,4 @@
-"""A flow with a node of every kind: each task leaves its token, so that the shared state tells who was heard."""
+"""A flow with a node of every kind. Each task returns its token, so that the shared state shows its arrived."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.chaos.real.project.base import app, spend, token, written_down
 ROUNDS: Final = 3
 BESIDE: Final = 3
 ASKED: Final = "ok"
-"""The key of what it waits for."""
+"""The key of the signal that the flow waits for."""
 ASKING: Final = "inner/ask"
-"""The approval: `outsider.py` decides it, sooner or later."""
+"""Path of the approval node, which `outsider.py` approves."""
 
 
 @app.task(retries=Retry(max=2, backoff="constant", base=0.2))
 def errand(context: TaskContext, input: Any = None, seconds: float = 0.05) -> dict[str, Any]:
-    """Say who did it, and count on."""
+    """Return a token, and the input plus one."""
     with written_down(context):
         spend(seconds)
     return {"token": token(context), "number": (input if isinstance(input, int) else 0) + 1}
@@ -77,4 +77,4 @@ VISITS: Final = (
     *("count", "again") * ROUNDS,
     *("beside", "each", "pause", "inner/ask", "inner/own", "inner/event", "inner"),
 )
-"""Where a run goes that succeeds."""
+"""The nodes that a successful run visits, in order."""

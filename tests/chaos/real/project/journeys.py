@@ -1,6 +1,6 @@
-"""A workflow as code with everything that one can wait for: tasks side by side and in a row, time, people, a child.
+"""Code workflows that wait for everything possible: parallel and sequential tasks, timers, messages, a child.
 
-What it returns tells what its code was told, for comparison with what steps and people wrote down.
+Each returns what it received, to compare with the records of steps and clients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def step(context: TaskContext, journey: str, name: str, seconds: float = 0.0) ->
 
 @app.workflow(name="leg")
 async def leg(ctx: WorkflowContext, journey: str) -> dict[str, str]:
-    """The child: a few steps of its parent's journey."""
+    """A child workflow with some steps of its parent's journey."""
     tokens = await asyncio.gather(*(step.schedule(journey, name, 0.1) for name in LEG))
     await asyncio.sleep(0.1)
     return dict(zip(LEG, tokens, strict=True))
@@ -57,21 +57,21 @@ async def journey(ctx: WorkflowContext, width: int) -> dict[str, Any]:
 
 @app.workflow(name="rounds")
 async def rounds(ctx: WorkflowContext, number: int = 0) -> None:
-    """Go on for ever, in one run after another: only its time, the end of its parent, or somebody can end it."""
+    """Continue as new forever: only a timeout, the end of the parent or a cancellation ends the run."""
     await ctx.sleep(0.05)
     ctx.continue_as_new(number + 1)
 
 
 @app.workflow(name="guardian")
 async def guardian(ctx: WorkflowContext) -> None:
-    """A parent that ends while its child goes on and on."""
+    """A parent that ends while its child continues forever."""
     rounds.schedule()
     await ctx.sleep(1.0)
 
 
 @app.workflow(name="inquiry")
 async def inquiry(ctx: WorkflowContext, heard: list[int]) -> dict[str, Any]:
-    """Ask, give up and ask again, in one run after another, until somebody answers; on the way, hear what is said."""
+    """Ask, time out and ask again in run after run, until the answer arrives; collect all signals meanwhile."""
     news = ctx.signals("news", type=int)
     answer: int | None = None
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Tasks of which only so many may run at once, or start in a second."""
+"""Tasks with limits of concurrency and rate."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.chaos.real.project.base import app, spend, token, write, written_down
 IN_LANE = 2
 IN_ALL_LANES = 3
 RATE: Final = Rate(24, per=12.0)
-"""Of each customer. A bucket fills up more slowly than a leader is replaced, also on a busy machine: one that forgot it
-would be found out."""
+"""Rate per customer. The bucket refills more slowly than a leader is replaced, even on a busy machine, so that a leader
+that forgot the bucket's state would be detected."""
 TOTAL_RATE: Final = Rate(36, per=12.0)
-"""Of all of them."""
+"""Rate of all customers together."""
 
 
 @app.task(concurrency=IN_LANE, total_concurrency=IN_ALL_LANES, concurrency_key=lambda lane, **_: lane)
@@ -27,7 +27,7 @@ def work_in_lane(context: TaskContext, lane: str, seconds: float) -> str:
 
 @app.task(concurrency=1)
 def work_and_tidy_up(context: TaskContext, seconds: float, tidying: float) -> str:
-    """Take a while to stop where somebody cancels it; the next one waits for that."""
+    """Take a while to stop after a cancellation; the next task must wait for that."""
     write("limit", context.task_id, "tidying", 1)
     with written_down(context):
         try:

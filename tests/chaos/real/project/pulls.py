@@ -1,4 +1,4 @@
-"""A task that is pulled over HTTP: `puller.py` does it."""
+"""A task that is pulled over HTTP; `puller.py` executes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.chaos.real.project.base import app
 
 SERVICE = "pulled"
 LEASE = 4.0
-"""Seconds: longer than most faults, and shorter than some."""
+"""Seconds, longer than most faults and shorter than some."""
 
 
 @app.task(executor=Pull(service=SERVICE, lease=LEASE, max_leases=100))

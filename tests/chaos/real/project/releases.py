@@ -1,7 +1,7 @@
-"""Two releases of the application, as there are during a deploy: each knows what the other does not.
+"""Two releases of the application, as during a deploy: each knows tasks that the other does not.
 
-A release has a task of its own, and its own version of a workflow. A process that is told of no release knows both, as
-one would that still carries the code of the release before.
+Each release has its own tasks, and its own version of a workflow. A process without a release knows both, like a
+release that still carries the code of the one before.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from orchestrator import TaskContext, WorkflowContext
 from tests.chaos.real.project.base import app, spend, token, write, written_down
 
 RELEASE: Final = "CHAOS_RELEASE"
-"""The environment variable that names the release which a process is of."""
+"""Environment variable with the release of a process."""
 RELEASES: Final = (1, 2)
 OF_RELEASE: Final = "_of_release_"
-"""In the name of every task that only one of them knows."""
+"""Part of the name of every task that only one release knows."""
 BOTH: Final = "both"
 STAGES: Final = ("start", "end")
-_KNOWN: Final = tuple(one for one in RELEASES if os.environ.get(RELEASE, BOTH) in (BOTH, str(one)))
+_KNOWN: Final = tuple(release for release in RELEASES if os.environ.get(RELEASE, BOTH) in (BOTH, str(release)))
 
 
 def own_stages(release: int) -> tuple[str, ...]:
-    """Return the stages that runs of a version go through, unless all versions do alike."""
+    """Return the stages of runs that are pinned to a version."""
     return tuple(f"{release}-{name}" for name in STAGES)
 
 
@@ -42,9 +42,9 @@ def _stage(context: TaskContext, run: str, name: str) -> str:
 
 
 async def _relay_1(ctx: WorkflowContext, alike: bool) -> dict[str, Any]:
-    """Go through the stages one after another."""
+    """Run the stages one after another."""
     if alike:
-        return {"release": 1, "tokens": await _alike(ctx)}
+        return {"release": 1, "tokens": await _run_common_stages(ctx)}
     tokens: dict[str, str] = {}
     for name in own_stages(1):
         tokens[name] = await STAGE[1].schedule(str(ctx.info.run_id), name)
@@ -53,17 +53,17 @@ async def _relay_1(ctx: WorkflowContext, alike: bool) -> dict[str, Any]:
 
 
 async def _relay_2(ctx: WorkflowContext, alike: bool) -> dict[str, Any]:
-    """Sleep first, and go through all stages at once: a history of version 1 does not fit."""
+    """Sleep first, then run all stages at once: a history of version 1 does not match."""
     if alike:
-        return {"release": 2, "tokens": await _alike(ctx)}
+        return {"release": 2, "tokens": await _run_common_stages(ctx)}
     await ctx.sleep(0.4)
     names, run = own_stages(2), str(ctx.info.run_id)
     tokens = await asyncio.gather(*(STAGE[2].schedule(run, name) for name in names))
     return {"release": 2, "tokens": dict(zip(names, tokens, strict=True))}
 
 
-async def _alike(ctx: WorkflowContext) -> dict[str, str]:
-    """Do what both versions can go on with."""
+async def _run_common_stages(ctx: WorkflowContext) -> dict[str, str]:
+    """Run stages that both versions can continue."""
     tokens: dict[str, str] = {}
     for name in STAGES:
         tokens[name] = await stage_of_any.schedule(str(ctx.info.run_id), name)
@@ -71,7 +71,9 @@ async def _alike(ctx: WorkflowContext) -> dict[str, str]:
     return tokens
 
 
-WORK: Final = {one: app.task(name=f"work{OF_RELEASE}{one}")(_work) for one in _KNOWN}
-STAGE: Final = {one: app.task(name=f"stage{OF_RELEASE}{one}")(_stage) for one in _KNOWN}
+WORK: Final = {release: app.task(name=f"work{OF_RELEASE}{release}")(_work) for release in _KNOWN}
+STAGE: Final = {release: app.task(name=f"stage{OF_RELEASE}{release}")(_stage) for release in _KNOWN}
 stage_of_any = app.task(name="stage_of_any_release")(_stage)
-RELAY: Final = {one: app.workflow(name="relay", version=one)((_relay_1, _relay_2)[one - 1]) for one in _KNOWN}
+RELAY: Final = {
+    release: app.workflow(name="relay", version=release)((_relay_1, _relay_2)[release - 1]) for release in _KNOWN
+}

@@ -23,7 +23,7 @@ def work(context: TaskContext, seconds: float = 0.0) -> str:
 
 @app.task
 def work_for(context: TaskContext, key: str, seconds: float = 0.0) -> str:
-    """Work for somebody who has a key of their own for it."""
+    """A task that the visitor enqueues with an idempotency key."""
     del key
     with written_down(context):
         spend(seconds)
@@ -46,7 +46,7 @@ def work_isolated(context: TaskContext, seconds: float = 0.0) -> str:
 
 @app.task(retries=Retry(max=RETRIES, backoff="constant", base=0.2))
 def work_unluckily(context: TaskContext, seconds: float = 0.0) -> str:
-    """Fail in about every second attempt; which ones depends on the task and the attempt alone."""
+    """Fail in about half of the attempts, depending on the task id and the attempt only."""
     with written_down(context):
         spend(seconds)
         if _digest(context)[0] % 2:
@@ -56,7 +56,7 @@ def work_unluckily(context: TaskContext, seconds: float = 0.0) -> str:
 
 @app.task
 def work_and_exit(context: TaskContext) -> str:
-    """End the process, in about every second attempt, with some exit code: those of the worker's own among them."""
+    """Exit the process in about half of the attempts, also with exit codes that the worker itself uses."""
     with written_down(context):
         if _digest(context)[0] % 2:
             _exit(context)
@@ -65,7 +65,7 @@ def work_and_exit(context: TaskContext) -> str:
 
 @app.task
 def exit_always(context: TaskContext) -> None:
-    """End the process in every attempt: only its failure ends that."""
+    """Exit the process in every attempt, until the task fails."""
     with written_down(context):
         _exit(context)
 
@@ -82,7 +82,7 @@ def _digest(context: TaskContext) -> bytes:
 
 @app.task
 def work_beside_a_fork(context: TaskContext) -> str:
-    """Fork, and have the copy return what nobody must ever see."""
+    """Fork; the child process returns a result that must never be stored."""
     child = os.fork()
     if child == 0:
         return "of a copy of the worker"
@@ -101,7 +101,7 @@ async def work_and_stop_the_loop(context: TaskContext) -> str:
 
 @app.task
 def enqueue_children(context: TaskContext, count: int, on_success: bool) -> str:
-    """Enqueue from inside a task; those that exist only on success are known when it has succeeded."""
+    """Enqueue tasks from a task. Children that exist only on success are not recorded as committed."""
     with written_down(context):
         for _ in range(count):
             child = work.options(on_success=on_success).enqueue()
@@ -119,7 +119,7 @@ def discover(context: TaskContext, count: int) -> dict[str, Any]:
 
 @app.task
 def gather(context: TaskContext, each: list[str], count: int) -> dict[str, Any]:
-    """End a DAG; every item must have arrived here."""
+    """The last step of a DAG; it must receive every item's result."""
     with written_down(context):
         if len(set(each)) != count or None in each:
             raise AssertionError(f"{count} results expected, found {len(set(each))}")
