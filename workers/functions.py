@@ -25,7 +25,7 @@ from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.tasks.task import Task
 
 if TYPE_CHECKING:
-    from orchestrator.workers.executors.asking import Place, Request
+    from orchestrator.workers.executors.asking import Endpoint, Request
 
 
 def load_app(path: str) -> Orchestrator:
@@ -298,7 +298,7 @@ def post(url: str, body: Any, destinations: Destinations) -> int:
     except ValueError as error:
         raise GiveUp(f"The body of the webhook goes out as JSON, which has no NaN and no infinity: {error}.") from None
     try:
-        address, request = asking.Place(host, port, is_secure, ""), asking.Request("POST", path, data)
+        address, request = asking.Endpoint(host, port, is_secure, ""), asking.Request("POST", path, data)
         status = asyncio.run(_status(address, request, destinations))
     except asking.Barred as error:
         raise GiveUp(f"The webhook is not sent: {error}. The worker's operator can allow it.") from None
@@ -316,10 +316,10 @@ def post(url: str, body: Any, destinations: Destinations) -> int:
     return status
 
 
-async def _status(address: Place, request: Request, destinations: Destinations) -> int:
+async def _status(address: Endpoint, request: Request, destinations: Destinations) -> int:
     from orchestrator.workers.executors import asking
 
-    async with asyncio.timeout(_TIMEOUT), asking.opened(address, request, allowed=destinations) as incoming:
+    async with asyncio.timeout(_TIMEOUT), asking.open_response(address, request, allowed=destinations) as incoming:
         return incoming.head.status
 
 

@@ -18,7 +18,7 @@ from orchestrator.domain.durations import SECONDS as SECONDS
 from orchestrator.telemetry import Outage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_QUEUES = 100
+MAX_QUEUES = 100
 """Queues with a label of their own, at most. All other queues share one label."""
 OTHER = "other"
 """The label shared by all further queues."""

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.monitoring.exposition import (
-    MOST_QUEUES,
+    MAX_QUEUES,
     OTHER,
     SECONDS,
     SIZES,
@@ -46,7 +46,7 @@ class Meter(CommitHooks):
         self.tick_times = Histogram()
         self.batches = Histogram(SIZES)
         self._labels: dict[str, str] = {}
-        """The metric label of each queue. Beyond `MOST_QUEUES`, new queues share one label."""
+        """The metric label of each queue. Beyond `MAX_QUEUES`, new queues share one label."""
 
     # -- what happened
 
@@ -86,7 +86,7 @@ class Meter(CommitHooks):
         """Return the label under which a queue is counted."""
         label = self._labels.get(queue)
         if label is None:
-            label = queue if len(self._labels) < MOST_QUEUES else OTHER
+            label = queue if len(self._labels) < MAX_QUEUES else OTHER
             if label is not OTHER:
                 self._labels[queue] = label
         return label

@@ -135,9 +135,9 @@ class PayloadCollection:
             partial(payloads.gone, connection),
             partial(payloads.attempts, connection),
         )
-        for _ in collector.look():
+        for _ in collector.find_unreferenced():
             yield 0.0
-        if not collector.has_found:
+        if not collector.has_unreferenced:
             return
         yield self._settled
         deleted = 0

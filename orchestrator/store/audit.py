@@ -156,7 +156,7 @@ _MATCHES = """(%(who)s::text IS NULL OR starts_with(who, %(who)s::text))
    AND (%(until)s::timestamptz IS NULL OR at < %(until)s::timestamptz)"""
 _COLUMNS = "id, at, who, origin, act, kind, target, detail"
 _BEFORE = "(%(before)s::bigint IS NULL OR id < %(before)s::bigint)"
-MOST_LOOKED_AT = 10_000
+MAX_SCANNED = 10_000
 """Entries scanned for one page where no index finds the matching entries."""
 _HORIZON = Statement[int](f"""
 SELECT /* audit.horizon */ id FROM orchestrator.audit WHERE {_BEFORE} ORDER BY id DESC OFFSET %(most)s LIMIT 1
@@ -190,7 +190,7 @@ def page(connection: Connection, wanted: AuditFilter, *, limit: int, before: int
     The number of scanned entries is bounded, so a page may have few entries or none without being the last.
     """
     is_walked = wanted != AuditFilter() and wanted.target is None
-    horizon = _HORIZON.first(connection, before=before, most=MOST_LOOKED_AT) if is_walked else None
+    horizon = _HORIZON.first(connection, before=before, most=MAX_SCANNED) if is_walked else None
     entries = _LIST(connection, _parameters(wanted), limit=limit, before=before, horizon=horizon)
     return AuditPage(entries, entries[-1].id if len(entries) == limit else horizon)
 
@@ -227,7 +227,7 @@ def decision(connection: Connection, run: str, name: str | None = None) -> str |
 
     Without a name, return the run's last decision, with its name.
     """
-    row = _DECISION.first(connection, run=run, name=name, most=MOST_LOOKED_AT)
+    row = _DECISION.first(connection, run=run, name=name, most=MAX_SCANNED)
     if row is None:
         return None
     act = row.detail.get("decision") or _DECIDED.get(row.act, row.act)
@@ -255,7 +255,7 @@ SELECT /* audit.origin */ target
 
 def origin(connection: Connection, run: UUID, created_at: datetime) -> str | None:
     """Return the id of the run of which `run` is a rerun, if the log still has the entry."""
-    return _ORIGIN.first(connection, run=str(run), at=created_at, most=MOST_LOOKED_AT)
+    return _ORIGIN.first(connection, run=str(run), at=created_at, most=MAX_SCANNED)
 
 
 _PRUNE = Statement[None]("""

@@ -14,10 +14,10 @@ from orchestrator.domain.code import commands, history, resets
 from orchestrator.domain.code.activation import Activation, Query, QueryResult
 from orchestrator.domain.code.attributes import attributes_of
 from orchestrator.domain.code.ends import (
-    ASKED,
     NOTHING,
     PARENT_ASKS,
     PARENT_ENDED,
+    REQUESTED,
     CommandsByKind,
     carried_over,
     ends_too_early,
@@ -95,7 +95,7 @@ class MemoryLeader:
     def activate(self, run: Run, queries: list[Query] | None = None) -> list[QueryResult]:
         """Show new events to the code and apply its commands. An ended run only answers queries."""
         if run.end is not None:
-            started, events = run.started, history.shown_events(run.history)
+            started, events = run.started, history.seen_events(run.history)
             activation = Activation(
                 run.id, started.workflow, started.version, 0, len(run.history), events, 0, queries or []
             )
@@ -237,7 +237,7 @@ class MemoryLeader:
             is_done = sent.name == CANCEL and run.status == RunState.CANCELLED
             return None if is_done else has_ended("cancel" if sent.name == CANCEL else "signal", target, run.status)
         if sent.name == CANCEL:
-            self.cancel(run, ASKED)
+            self.cancel(run, REQUESTED)
             return None
         try:
             self._find(run.started.workflow, None)._signature.check_signal(sent.name)

@@ -33,7 +33,7 @@ from orchestrator.domain.tasks.task import (
 
 M = TypeVar("M")
 
-LARGEST_MESSAGE = 128_000_000
+MAX_MESSAGE = 128_000_000
 """The maximum size of a decoded message in bytes. The largest payload that settings allow fits several times."""
 
 Word = Annotated[str, Meta(min_length=1, max_length=300, pattern=r"^[^\x00]*$")]
@@ -46,7 +46,7 @@ _EndState = Annotated[str, Meta(pattern=whole("|".join(sorted({*ENDED_TASK_STATE
 
 EndReport = Succeeded | Failed | Returned | Activated
 """The report of a child process about its only attempt."""
-LARGEST_BUNDLE = 50
+MAX_BUNDLE = 50
 """The maximum number of tasks in one dispatch message."""
 
 
@@ -232,7 +232,7 @@ def prepare(*kinds: Any) -> None:
 
 def decode(kind: type[M], data: bytes) -> M:
     """Decode one message of a type that was passed to `prepare`."""
-    if len(data) > LARGEST_MESSAGE:
+    if len(data) > MAX_MESSAGE:
         raise Malformed(f"{kind} expected: {len(data):,} bytes are more than any message has")
     try:
         return _decoders[kind].decode(data)  # type: ignore[no-any-return]

@@ -169,7 +169,7 @@ def describe(error: BaseException) -> str:
     )
 
 
-def awaited(redis: Redis) -> Prerequisite:
+def prerequisite(redis: Redis) -> Prerequisite:
     """Return Redis as a prerequisite that a process waits for when it starts."""
     return Prerequisite("Redis", lambda: check_server(redis), _passing)
 

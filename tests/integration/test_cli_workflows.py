@@ -532,7 +532,7 @@ def _is_in_order(
     assert index in {scan.get("Index Name") for scan in found}, (sort, found)
     assert sum(map(rows_read, found)) <= 100, f"{sort}: it begins where the page does"
     with monkeypatch.context() as patched:
-        patched.setattr(insights.run_lists, "MOST_LOOKED_AT", 3_000)
+        patched.setattr(insights.run_lists, "MAX_SCANNED", 3_000)
         seen: list[UUID] = []
         page = insights.page_of_runs(connection, failed, limit=200, sort=sort)
         while page.next:

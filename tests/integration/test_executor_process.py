@@ -618,7 +618,7 @@ def test_what_a_cancelled_command_has_said_is_told() -> None:
         while stderr.stat().st_size < 30_000_000:
             await asyncio.sleep(0.01)
         await executor.cancel(work, id)
-        await executor.pass_on_rest(work, id, heard)
+        await executor.drain_output(work, id, heard)
         *lines, last = heard.lines
         assert lines[:2] == ["info: one", "info: yyyyyyyyy"]
         left_out = stderr.stat().st_size - sum(len(line.removeprefix("info: ")) + 1 for line in lines)

@@ -36,8 +36,8 @@ def expensive(path: str) -> str:
 def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a tick have time for little, by what expressions cost: that does not depend on the machine."""
     monkeypatch.setattr("orchestrator.scheduler.runs.triggers._MAX_WORK", 600)
-    monkeypatch.setattr("orchestrator.domain.dag.steps.ENOUGH_WORK", 600)
-    monkeypatch.setattr("orchestrator.domain.dag.scope.ENOUGH_WORK", 600)
+    monkeypatch.setattr("orchestrator.domain.dag.steps.WORK_PER_TICK", 600)
+    monkeypatch.setattr("orchestrator.domain.dag.scope.WORK_PER_TICK", 600)
 
 
 def listen(system: System, name: str, **trigger: Any) -> None:

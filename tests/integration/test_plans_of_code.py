@@ -128,14 +128,14 @@ STATEMENTS: dict[str, Call] = {
     "take_next": lambda leader: lambda c: take_next(c, next_turns(leader), NOW),
     "unshown": lambda leader: lambda c: unshown(c, dict.fromkeys(leader.ids, False)),
     "unshown, whole": lambda leader: lambda c: unshown(c, dict.fromkeys(leader.ids, True)),
-    "said": lambda leader: lambda c: histories.said(c, [(run, 1) for run in leader.ids]),
+    "said": lambda leader: lambda c: histories.read_since(c, [(run, 1) for run in leader.ids]),
     "start": lambda _: lambda c: creation.create(c, new_runs(), NOW),
     "forget": lambda leader: lambda c: code_runs.forget(c, leader.ids),
     "children": lambda leader: lambda c: code_runs.children(c, leader.ids),
     "closing": lambda _: lambda c: code_runs.closing(c, BATCH),
     "closed": lambda leader: lambda c: code_runs.closed(c, leader.ids),
     "predecessors": lambda leader: lambda c: code_runs.predecessors(c, leader.ids, NOW),
-    "pass_keys": lambda leader: lambda c: run_keys.pass_on(c, pairs(leader)),
+    "pass_keys": lambda leader: lambda c: run_keys.pass_to_successors(c, pairs(leader)),
     "of_code": lambda leader: lambda c: code_runs.of_code(c, leader.ids),
     "latest": lambda leader: lambda c: code_runs.latest(c, leader.ids),
     "count": lambda leader: lambda c: runs.count(c, {run: {"total": 1, "opened": 1} for run in leader.ids}),
@@ -148,7 +148,9 @@ STATEMENTS: dict[str, Call] = {
     ),
     "forget_promises": lambda leader: lambda c: expectations.forget_promises(c, pairs(leader)),
     "resolutions": lambda leader: lambda c: expectations.of_runs(c, leader.ids),
-    "keep": lambda leader: lambda c: expectations.keep(c, [Kept(run, 1, Resolution("x", b"")) for run in leader.ids]),
+    "keep": lambda leader: (
+        lambda c: expectations.store_resolutions(c, [Kept(run, 1, Resolution("x", b"")) for run in leader.ids])
+    ),
     "met": lambda leader: (
         lambda c: expectations.remove(c, [Kept(run, 1, Resolution("approval")) for run in leader.ids])
     ),

@@ -19,13 +19,13 @@ import msgspec
 from orchestrator.errors import GiveUp
 from orchestrator.workers.executors.asking import (
     Answer,
+    Endpoint,
     Incoming,
-    Place,
     Request,
     TooLarge,
     Unanswered,
     Unreadable,
-    opened,
+    open_response,
 )
 from orchestrator.workers.executors.protocol import Unreachable
 
@@ -84,7 +84,7 @@ class Api:
                     return answer
 
     async def _answer(self, request: Request) -> Answer:
-        async with opened(self._place, request) as incoming:
+        async with open_response(self._place, request) as incoming:
             return await incoming.whole(self.largest)
 
     def _may_retry(self, answer: Answer, token: str) -> bool:
@@ -104,7 +104,7 @@ class Api:
                 async with asyncio.timeout(self.timeout):
                     token = await self._token()
                     request = self._request("GET", path, query, token)
-                    incoming = await stack.enter_async_context(opened(self._place, request))
+                    incoming = await stack.enter_async_context(open_response(self._place, request))
                     refusal = None if incoming.head.status == 200 else await incoming.whole(self.largest)
                     if refusal is not None:
                         self._may_retry(refusal, token)  # readers of lines connect again
@@ -138,8 +138,8 @@ class Api:
             yield last_line
 
     @property
-    def _place(self) -> Place:
-        return Place.of(self.url, self.tls, self.server_name or "")
+    def _place(self) -> Endpoint:
+        return Endpoint.of(self.url, self.tls, self.server_name or "")
 
     async def _token(self) -> str:
         return "" if self.token is None else await self.token()

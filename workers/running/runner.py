@@ -70,7 +70,7 @@ class Runner:
         self._tasks = app.tasks
         self._allowed = allowed
         self._results = LargeResults(app.settings)
-        self._redacted = {*redaction.words(app.settings.redact)}
+        self._redacted = {*redaction.split_patterns(app.settings.redact)}
         self._outbox = outbox
         self.failures = Failures(self.find, self._redacted)
         settings, self._workflows = app.settings, app.code_workflows
@@ -268,7 +268,7 @@ class Runner:
         The input of a step may contain more than the function's parameters; the function gets only those it declares.
         """
         (arguments, keywords, *step), is_unread = decode_unread(job.dispatch.payload)
-        if is_unread or task._signature.wants_unread:
+        if is_unread or task._signature.wants_payload:
             if step:
                 keywords = task._signature.pick(keywords)  # values that the function does not take are not read
             arguments, keywords = task._signature.load(arguments, keywords)
@@ -299,7 +299,7 @@ class Runner:
         if job.output is not None:
             data = finished_output(job, value)
         elif job.options.store_result:
-            data = encode_value(value, task._signature.result_words, self._results.limit)
+            data = encode_value(value, task._signature.result_label, self._results.limit)
         if job.completion is not None:
             if value is not None and data != job.completion and not is_reference(job.completion):
                 log.warning(

@@ -72,7 +72,7 @@ class Turns:
             f"turn_timeout."
         )
         if commander.read_only:
-            commander.spoilt = True  # only the query is at fault: it gets an error as its answer
+            commander.is_dirty = True  # only the query is at fault: it gets an error as its answer
         else:
             self._verdicts[id(job)] = Violation(commander.number, TurnTooLong.__name__, str(error))
             commander.stop(error)

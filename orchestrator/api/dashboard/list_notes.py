@@ -42,7 +42,7 @@ from orchestrator.transport.connection import connect
 from orchestrator.transport.journal import LOSSES, read_marks
 
 _MAX_NAMES = 8
-_LONGEST_CALL = 2_000
+_MAX_CALL_LENGTH = 2_000
 """Bytes of arguments that a list shows, at most."""
 _REDIS_TIMEOUT = 0.5
 """Seconds for which a page waits for Redis; without an answer it omits the progress."""
@@ -144,7 +144,7 @@ def _call_in_line(arguments: Mapping[str, Any]) -> str:
 
 def task_calls(api: Api, tasks: Sequence[TaskView]) -> dict[UUID, tuple[str, str]]:
     """Return the step of each task, and its arguments in one line; values as in lists of runs."""
-    calls = api.read_list(calls_of_tasks, [task.id for task in tasks], _LONGEST_CALL)
+    calls = api.read_list(calls_of_tasks, [task.id for task in tasks], _MAX_CALL_LENGTH)
     names = api.read_list(parameters_of_all, {task.name for task in tasks})
     runs = {task.run_id for task in tasks if task.run_id and task.id in calls and calls[task.id].is_plain_in_run}
     plain = {id for id, note in api.read_list(notes_of_runs, [*runs]).items() if note.is_plain}

@@ -29,7 +29,7 @@ from orchestrator.payloads.keeping import NoStore, read_encoded
 from orchestrator.references import whole_reference
 from orchestrator.sdk.waiting.steps import Pause, Steps
 from orchestrator.store.tasks import details
-from orchestrator.transport.pull import Leased, let_go
+from orchestrator.transport.pull import Leased, unwatched_message
 
 routes = Routes("pull", "/queue")
 
@@ -202,7 +202,7 @@ def _waking_at_end(api: Api, queue_id: str, pause: Pause) -> Iterator[bytes | No
     announcements = api.backend.waiting.announcements
     announcements.listen(task, wake)
     try:
-        with api.pull_waiters().ends.listening([let_go(queue_id.rpartition("~")[0])], pause.ring):
+        with api.pull_waiters().ends.listening([unwatched_message(queue_id.rpartition("~")[0])], pause.ring):
             yield task
     finally:
         announcements.forget(task, wake)
@@ -259,7 +259,7 @@ def _answer(api: Api, leased: Leased) -> Any:
     try:
         body = read_encoded(stored)
     except (NoStore, Unavailable):
-        api.pull_waiters().pulls.leave(leased)
+        api.pull_waiters().pulls.return_unreadable(leased)
         raise
     return Response(msgspec.json.encode(_work(leased, body)), media_type=JSON)
 

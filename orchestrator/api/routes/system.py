@@ -20,7 +20,7 @@ from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.plain import whole
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.exposition import CONTENT_TYPE, SECONDS, render
-from orchestrator.monitoring.listener import ELSEWHERE
+from orchestrator.monitoring.listener import REASON_HIDDEN
 from orchestrator.sdk.checks import check_label
 from orchestrator.sdk.ids import new_id
 from orchestrator.store import audit, throughput
@@ -147,7 +147,7 @@ async def ready(api: Api) -> Health:
     reason = await api.readiness.find_problem()
     if reason is None:
         return Health("ready")
-    detail = f"Not ready ({reason}): {ELSEWHERE}."
+    detail = f"Not ready ({reason}): {REASON_HIDDEN}."
     raise refused(503, "The server is not ready", detail, data={"obstacles": [reason]})
 
 

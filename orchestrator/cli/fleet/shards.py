@@ -11,7 +11,7 @@ from dataclasses import replace
 from orchestrator.memory import settle
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
-from orchestrator.workers.parent.processes import die_with, ending
+from orchestrator.workers.parent.processes import describe_exit, die_with
 
 log = get_logger("shards")
 
@@ -62,7 +62,9 @@ class _Shards:
                 code = exit_code
                 self._stop(signal.SIGTERM)
             elif exit_code < 0 and not self._is_stopping:
-                log.error("shard.died shard=%d pid=%d reason=%r: it is started again", shard, pid, ending(exit_code))
+                log.error(
+                    "shard.died shard=%d pid=%d reason=%r: it is started again", shard, pid, describe_exit(exit_code)
+                )
                 time.sleep(_RESTART_PAUSE)
                 waiting.append(shard)
         return code

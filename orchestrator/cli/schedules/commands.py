@@ -145,7 +145,7 @@ def show(key: str, as_json: bool) -> None:
             "catch up": schedule.catch_up,
             "jitter": f"up to {schedule.jitter:g}s" if schedule.jitter else None,
             "params": ", ".join(
-                f"{name}={short_text(value)}" for name, value in hidden().shown(schedule.params).items()
+                f"{name}={short_text(value)}" for name, value in hidden().redacted(schedule.params).items()
             ),
             "set by": _origin(stored),
             "next fire": _next(stored, now),
@@ -386,5 +386,5 @@ def _next(stored: StoredSchedule, now: datetime) -> str:
 def _document(stored: StoredSchedule) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(stored, builtin_types=(datetime,))
     definition = document.pop("schedule") | {"overlap": stored.schedule.overlap, "catch_up": stored.schedule.catch_up}
-    definition["params"] = hidden().shown(stored.schedule.params)
+    definition["params"] = hidden().redacted(stored.schedule.params)
     return {"key": stored.key} | document | {"timezone": stored.schedule.timezone, "definition": definition}

@@ -19,11 +19,11 @@ NOTHING = b"\xc0"
 """The encoded result None."""
 PARENT_ASKS, PARENT_ENDED = "its parent asks for it", "its parent has ended"
 """Reasons of a child's cancel request, for its history."""
-ASKED = "somebody asked for it"
+REQUESTED = "somebody asked for it"
 """The reason of a cancel request from outside, for the history."""
-MOST_REFUSALS = 100
+MAX_REFUSALS = 100
 """How often in a row the end of a run is refused because of messages that its code has not seen."""
-CAME_LATE = {"came_late": True}
+TOO_LATE = {"came_late": True}
 """Error data of an update that arrived too late: nothing of it was done, so another run may take it."""
 MAY_BE_EARLY = (commands.CompleteRun, commands.FailRun)
 """Ends that can be refused because of unseen messages."""
@@ -84,7 +84,7 @@ def ends_too_early(report: Activated, unseen: Iterable[Event], *, has_messages: 
     request, or if it is a signal that can start a run of its own. It is also accepted after some refusals in a row,
     because a flood of signals could keep the run open for ever, and from a worker that does not know refusals.
     """
-    if not isinstance(report.commands[-1], MAY_BE_EARLY) or not 0 <= report.refusals < MOST_REFUSALS:
+    if not isinstance(report.commands[-1], MAY_BE_EARLY) or not 0 <= report.refusals < MAX_REFUSALS:
         return False
     for event in unseen:
         match event.what:

@@ -108,7 +108,7 @@ class ChildCancelled(OfId, frozen=True):
     """A child run was cancelled."""
 
 
-class RunWanted(msgspec.Struct, frozen=True, array_like=True):
+class RunToStart(msgspec.Struct, frozen=True, array_like=True):
     """The run to start if the run with the chosen id ends before its code has seen the signal."""
 
     id: bytes
@@ -134,7 +134,7 @@ class SignalReceived(Message, frozen=True):
 
     name: str
     value: bytes
-    otherwise: RunWanted | None = None
+    otherwise: RunToStart | None = None
 
 
 class UpdateRequested(Message, frozen=True):
@@ -344,7 +344,7 @@ def record(command: commands.Command) -> Record:
     return kind(*(getattr(command, name) for name in kind.__struct_fields__))
 
 
-def shown_events(events: Sequence[Event]) -> list[Event]:
+def seen_events(events: Sequence[Event]) -> list[Event]:
     """Return a history without facts that the code never saw. Empty if it saw none."""
     last = max((event.what.through for event in events if isinstance(event.what, ActivationApplied)), default=0)
     facts = get_args(Fact)

@@ -33,7 +33,7 @@ Overlap = Literal["skip", "queue", "allow", "cancel_previous"]
 """The handling of a fire while a run of the same schedule is open."""
 
 DEFAULT_NAME = "default"
-MOST_CAUGHT_UP = 1_000
+MAX_CAUGHT_UP = 1_000
 """The largest allowed limit of `catch_up: all(limit)`."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

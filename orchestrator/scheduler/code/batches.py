@@ -317,7 +317,7 @@ def _attributes(requested: CommandsByKind) -> dict[bytes, dict[str, Scalar | Non
 
 def _start_children(tx: Transaction, nesting: Nesting, new_runs: Sequence[NewRun]) -> None:
     """Start child runs. Those that are nested too deeply, or are too many, fail."""
-    parent_depths = ancestry.places(
+    parent_depths = ancestry.roots_and_depths(
         tx.connection, {child.parent_run for child in new_runs if child.parent_run is not None}
     )
     children = [_with_depth(child, parent_depths) for child in new_runs]

@@ -10,7 +10,7 @@ import msgspec
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Query
 from orchestrator.domain.code.commands import SignalRun
-from orchestrator.domain.code.ends import ASKED, NOTHING
+from orchestrator.domain.code.ends import NOTHING, REQUESTED
 from orchestrator.domain.code.history import Fact
 from orchestrator.domain.code.other_runs import (
     CANCEL,
@@ -66,7 +66,7 @@ def send(tx: Transaction, code: CodeRuns, sent: Sequence[tuple[bytes, SignalRun]
         run = runs.get(Target(message.run, message.key))
         if run is not None and (run, message.name) not in unfit:
             facts[run].append(
-                history.RunCancelRequested(ASKED)
+                history.RunCancelRequested(REQUESTED)
                 if message.name == CANCEL
                 else history.SignalReceived(message.name, message.value)
             )

@@ -11,8 +11,8 @@ import msgspec
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Query
-from orchestrator.domain.code.ends import CAME_LATE
-from orchestrator.domain.code.history import Fact, RunWanted
+from orchestrator.domain.code.ends import TOO_LATE
+from orchestrator.domain.code.history import Fact, RunToStart
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.code.promises import resolutions as resolutions_of
 from orchestrator.domain.ids import about_run, to_text
@@ -87,7 +87,7 @@ def _keep_late_signals(tx: Transaction, late: Mapping[bytes, Sequence[history.Si
 
 def begin_with(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalReceived]]) -> None:
     """Start runs with signals that an ended run has not seen, if the sender requested that."""
-    by_key: dict[str, list[tuple[RunWanted, history.SignalReceived]]] = defaultdict(list)
+    by_key: dict[str, list[tuple[RunToStart, history.SignalReceived]]] = defaultdict(list)
     for run, signals in late.items():
         for name, count in Counter(item.name for item in signals if item.otherwise is None).items():
             ids = about_run(run)
@@ -100,7 +100,7 @@ def begin_with(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalRece
         _deliver_or_start(tx, by_key)
 
 
-def _deliver_or_start(tx: Transaction, late: Mapping[str, Sequence[tuple[RunWanted, history.SignalReceived]]]) -> None:
+def _deliver_or_start(tx: Transaction, late: Mapping[str, Sequence[tuple[RunToStart, history.SignalReceived]]]) -> None:
     """Deliver signals to the open runs with the requested ids, or start runs. Store which run got each signal.
 
     A sender finds the new run under the id that it gave.
@@ -109,7 +109,7 @@ def _deliver_or_start(tx: Transaction, late: Mapping[str, Sequence[tuple[RunWant
     delivered = append_facts(tx, {run: [signal for _, signal in late[key]] for key, run in holders.items()})
     new = {key: _run_with(signals) for key, signals in late.items() if holders.get(key) not in delivered}
     handed_over = [(holders[key], run.id) for key, run in new.items() if key in holders]
-    passed = run_keys.pass_on(tx.connection, handed_over) if handed_over else set()
+    passed = run_keys.pass_to_successors(tx.connection, handed_over) if handed_over else set()
     begun = {key: run for key, run in new.items() if run.id in passed or key not in holders}
     create_runs(tx, list(begun.values()))
     receivers = {key: begun[key].id if key in begun else holders[key] for key in late if key in begun or key not in new}
@@ -119,7 +119,7 @@ def _deliver_or_start(tx: Transaction, late: Mapping[str, Sequence[tuple[RunWant
         _deliver_or_start(tx, {key: signals for key, signals in late.items() if key not in receivers})
 
 
-def _run_with(late: Sequence[tuple[RunWanted, history.SignalReceived]]) -> NewRun:
+def _run_with(late: Sequence[tuple[RunToStart, history.SignalReceived]]) -> NewRun:
     """Return a run that starts with several signals. The first of them decides its options."""
     (wanted, first), *others = late
     started = history.RunStarted(
@@ -134,7 +134,7 @@ def _run_with(late: Sequence[tuple[RunWanted, history.SignalReceived]]) -> NewRu
 def _signal(item: Request) -> history.SignalReceived:
     otherwise = item.body.get("start")
     if otherwise is not None:
-        otherwise = RunWanted(**otherwise | {"id": _data(otherwise["id"]), "payload": _data(otherwise["payload"])})
+        otherwise = RunToStart(**otherwise | {"id": _data(otherwise["id"]), "payload": _data(otherwise["payload"])})
     return history.SignalReceived(item.body["name"], _data(item.body["value"]), otherwise)
 
 
@@ -168,7 +168,7 @@ def settle_promises(tx: Transaction, items: Sequence[Request]) -> None:
     if gone:
         expectations.forget_promises(tx.connection, gone)
         append_facts(tx, facts)
-    stored = expectations.keep(tx.connection, list(early.values())) if early else set()
+    stored = expectations.store_resolutions(tx.connection, list(early.values())) if early else set()
     answers += [
         Answered(request, _open_names(open_promises, kept.run))
         if (kept.run, kept.what.name) in stored
@@ -222,7 +222,7 @@ def give_up_promises(tx: Transaction, given_up: Sequence[tuple[bytes, bytes]]) -
         (what,) = resolutions_of([fact], created[run])
         numbers[run, what.name] += 1
         late.append(Kept(run, numbers[run, what.name], what))
-    expectations.keep(tx.connection, late)
+    expectations.store_resolutions(tx.connection, late)
     waiting = expectations.open_promises(tx.connection, runs)
     meet_promises(tx, [NewPromise(run, promise, name, 0) for run, promise, name in waiting])
 
@@ -257,7 +257,7 @@ def update(tx: Transaction, items: Sequence[Request]) -> None:
 
 def _came_late(run: bytes, update: str) -> TaskError:
     text = f"Run {to_text(run)} ended before update {update!r} reached it: send it again to a run that is open."
-    return TaskError("WrongState", text, data=msgspec.json.encode(CAME_LATE).decode())
+    return TaskError("WrongState", text, data=msgspec.json.encode(TOO_LATE).decode())
 
 
 def queries(items: Iterable[Request]) -> Iterator[tuple[bytes, Query]]:

@@ -158,7 +158,7 @@ def _start(tx: Transaction, code: CodeRuns, planned: Sequence[_Planned], last: M
     expectations.create_promises(tx.connection, promises)
     if waits:
         other_runs.wait(tx, code, waits)
-    run_keys.pass_on(tx.connection, [(last[plan.head.id], plan.new) for plan in planned])
+    run_keys.pass_to_successors(tx.connection, [(last[plan.head.id], plan.new) for plan in planned])
     if handed_over:
         store.count(tx.connection, handed_over)
 
@@ -174,7 +174,7 @@ def _keep(tx: Transaction, planned: Sequence[_Planned], kept: Sequence[Kept]) ->
         rows += [Kept(plan.new, 0, Resolution(name)) for name in plan.begins.settled]
         rows += expectations.numbered(plan.new, early[plan.head.id])
     if rows:
-        expectations.keep(tx.connection, rows)
+        expectations.store_resolutions(tx.connection, rows)
 
 
 def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewRun:

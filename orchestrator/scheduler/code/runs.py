@@ -20,7 +20,7 @@ from orchestrator.domain.code.activation import (
     history_unreadable,
     json_text,
 )
-from orchestrator.domain.code.history import Event, Fact, RunCancelRequested, RunStarted, TimerFired, shown_events
+from orchestrator.domain.code.history import Event, Fact, RunCancelRequested, RunStarted, TimerFired, seen_events
 from orchestrator.domain.ids import about_run, successor_id, to_text
 from orchestrator.domain.runs import CONTINUED, TIMED_OUT, Nesting, RunChanges
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
@@ -121,7 +121,7 @@ class CodeRuns(RunKind):
                 problem = "it has not begun" if states.get(run) == RunState.PENDING else "it is stuck"
             elif found[run].size > PAGE:
                 problem = f"it has ended, and its history has {found[run].size:,} bytes: at most {PAGE:,} are replayed"
-            elif not (events := shown_events(read.get(run) or found[run].events or [])):
+            elif not (events := seen_events(read.get(run) or found[run].events or [])):
                 problem = "it ended before its code ran"
             else:
                 if budget.delivery(found[run].size) is Delivery.MESSAGE:

@@ -93,7 +93,7 @@ class Runs:
         """Fail child runs that wait for a limit held by their own ancestors."""
         if not waiting:
             return
-        if found := ancestry.waiting_for_themselves(tx.connection, waiting, limit, is_shared=tx.shard is not None):
+        if found := ancestry.deadlocked(tx.connection, waiting, limit, is_shared=tx.shard is not None):
             ends = [(run, RunState.FAILED, WAITS_FOR_ITSELF.format(number)) for run, number in found.items()]
             self.follow_each(tx, runs.end(tx.connection, ends, tx.now))
 
@@ -228,8 +228,8 @@ class Runs:
                         tx.result.runs.turn_task_ends.append(item.turn_task_end)
                     if item.continuing is not None:
                         tx.result.runs.continuing[run] = item.continuing
-                    if item.heard is not None:
-                        tx.result.runs.last_seen[run] = item.heard
+                    if item.last_seen is not None:
+                        tx.result.runs.last_seen[run] = item.last_seen
 
     def _save(self, tx: Transaction, items: Sequence[RunAndChanges], saved: Mapping[bytes, Saved]) -> None:
         """Store counters and plans, one row per run. Notify code of awaited facts, and end runs with nothing open."""
@@ -330,7 +330,7 @@ class Runs:
         """
         if not ended:
             return
-        finished = [row for row in ended if not row.goes_on]
+        finished = [row for row in ended if not row.has_successor]
         if self.code.has_waits:
             other_runs.ended(tx, [row.id for row in ended])
         tx.result.outgoing.runs.extend(ended)
@@ -377,7 +377,7 @@ def _beginning(row: RunRow) -> RunChanges:
 
 def _announced(run: RunRow, turn_task: TurnTaskEnd | None) -> Ended:
     """Return the end as published to clients. A success without a result makes clients look up the next run."""
-    if run.goes_on:
+    if run.has_successor:
         return Ended(run.id, RunState.SUCCESS)
     return Ended(
         run.id, run.status, turn_task and turn_task.inline, turn_task and run_error(turn_task, run.status, run.reason)

@@ -84,7 +84,7 @@ class Cancels:
 
     def _end(self, tx: Transaction, remaining: Sequence[bytes]) -> None:
         """End runs from the leaves upward, while there is time."""
-        while remaining and (at_rest := cancels.at_rest(tx.connection, remaining)):
+        while remaining and (at_rest := cancels.without_open_work(tx.connection, remaining)):
             silent = {run.id for run in at_rest if run.is_with_parent}
             self._end_as_cancelled(tx, [run.id for run in at_rest], silent=silent)
             if tx.budget.is_spent:
@@ -110,7 +110,7 @@ class Cancels:
 
     def _close_stuck(self, tx: Transaction, ids: Sequence[bytes]) -> None:
         """End stuck runs being cancelled whose remaining open steps were never created."""
-        stuck_runs = stuck.at_rest(tx.connection, ids)
+        stuck_runs = stuck.without_open_work(tx.connection, ids)
         if not stuck_runs:
             return
         pending_changes = self.backlog.take_of(tx, stuck_runs)

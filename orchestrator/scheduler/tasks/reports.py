@@ -50,7 +50,7 @@ from orchestrator.scheduler.code.next_turns import apply_last_turns, apply_steps
 from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
 from orchestrator.scheduler.tasks.creation import create_enqueued, log_failed
 from orchestrator.scheduler.transaction import Transaction, isolate
-from orchestrator.store.database import said
+from orchestrator.store.database import error_line
 from orchestrator.store.tasks import details, transitions, unique, waiting
 from orchestrator.store.tasks.transitions import Adoption, AttemptEnd, AttemptStart, Moved, Requeue, Success
 from orchestrator.store.tasks.waiting import Earlier, Policy
@@ -130,7 +130,7 @@ class Reports:
         entry, worker, report = reported
         if isinstance(report, Failed) and report.duration < 0:
             return  # even its failure cannot be stored, and the report is quarantined already
-        tx.result.outgoing.set_aside.append(Refused(entry, encode(report), f"{worker}: {said(error)}"))
+        tx.result.outgoing.set_aside.append(Refused(entry, encode(report), f"{worker}: {error_line(error)}"))
         if isinstance(report, (Succeeded, Failed, Activated)):
             self.apply_reports(tx, [(entry, worker, _refused(report, error))])
 
@@ -230,7 +230,7 @@ class Reports:
             elif report.data_key:
                 hold = hold_for_key(report.data_key)
                 retried.append(Requeue(report.id, report.attempt, self.unknown_timeout, hold=hold))
-                tx.result.capacity.lacking.append(hold)
+                tx.result.capacity.resource_holds.append(hold)
             elif report.executor is not None:
                 adopted.append(Adoption(report.id, report.attempt, msgspec.json.encode(report.executor).decode()))
                 retried.append(Requeue(report.id, report.attempt))
@@ -382,7 +382,7 @@ _MAX_IDS = 200
 
 def find_gone(tx: Transaction, tasks: Sequence[KnownTask]) -> Iterator[Refused]:
     """Yield the tasks among these that Postgres does not know, by name and last state, for the quarantine."""
-    existing = unique.known(tx.connection, [task.id for task in tasks])
+    existing = unique.existing(tx.connection, [task.id for task in tasks])
     gone: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for task in tasks:
         if task.id not in existing:

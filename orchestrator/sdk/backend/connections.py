@@ -14,11 +14,11 @@ from sqlalchemy import Connection, Engine, exc
 
 from orchestrator import time_limits
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.redaction import Redaction, words
+from orchestrator.domain.redaction import Redaction, split_patterns
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, OrchestratorError, SchemaError, Unavailable, Uncertain
 from orchestrator.sdk import acting
-from orchestrator.sdk.checks import shown
+from orchestrator.sdk.checks import for_message
 from orchestrator.sdk.values.display import as_json, stored_value
 from orchestrator.sdk.values.sealing import store_of
 from orchestrator.sdk.waiting.per_process import PerProcess
@@ -32,7 +32,7 @@ from orchestrator.transport.client import Nudges
 from orchestrator.transport.connection import connect, connect_shared
 from orchestrator.transport.keys import Keys
 
-LONGEST_AUDITED = 300
+MAX_AUDITED_LENGTH = 300
 """Characters of a value or a reason in the audit log, at most."""
 
 
@@ -130,9 +130,9 @@ class Connections:
         """Return a value for the audit log: shortened and redacted, or a placeholder if values are sealed."""
         if self.keys.vault is not None:
             return "(sealed)"
-        redacted = Redaction(words(self._settings.redact)).shown({name: as_json(stored_value(data))})[name]
+        redacted = Redaction(split_patterns(self._settings.redact)).redacted({name: as_json(stored_value(data))})[name]
         text = msgspec.json.encode(redacted).decode()
-        return text if len(text) <= LONGEST_AUDITED else f"{text[:LONGEST_AUDITED]}…"
+        return text if len(text) <= MAX_AUDITED_LENGTH else f"{text[:MAX_AUDITED_LENGTH]}…"
 
     def insert(self, task: NewTask) -> None:
         """Insert one task without a unique key, with as little overhead as possible."""
@@ -201,7 +201,7 @@ class Connections:
 
     def _raise_known(self, error: exc.SQLAlchemyError, written: str) -> None:
         """Raise the error of this package that a database error means; return if there is none."""
-        translated = self.known(error, written)
+        translated = self.known_error(error, written)
         if isinstance(translated, SchemaError) and self._settings.shards > 1 and (text := self._other_shards()):
             raise SchemaError(text) from error
         if translated is not None:
@@ -215,7 +215,7 @@ class Connections:
                 return None
             return shards.mismatch(found, self._settings.shards)
 
-    def known(self, error: Exception, written: str) -> OrchestratorError | None:
+    def known_error(self, error: Exception, written: str) -> OrchestratorError | None:
         """Return the error of this package that a database error means, if any. `written` may have been committed."""
         if isinstance(error, exc.ProgrammingError) and compatibility.lacks_tables(error, self.namespace):
             return _caused(SchemaError(compatibility.no_tables(self.namespace)), error)
@@ -315,7 +315,7 @@ def no_connection(value: object) -> InvalidTask:
     """Return the error for a value that is no supported connection."""
     return InvalidTask(
         f"enqueue_in: expected a connection or a session of SQLAlchemy, or a connection of psycopg2, psycopg, asyncpg "
-        f"or Django to Postgres, found {shown(value)}."
+        f"or Django to Postgres, found {for_message(value)}."
     )
 
 
@@ -331,6 +331,6 @@ def refuse_replacing(task: NewTask) -> None:
 def asynchronous(value: object) -> InvalidTask:
     """Return the error for an asynchronous connection in a blocking call."""
     return InvalidTask(
-        f"enqueue_in: {shown(value)} is asynchronous, and nothing was enqueued. Call "
+        f"enqueue_in: {for_message(value)} is asynchronous, and nothing was enqueued. Call "
         f"`await task.aenqueue_in(session, …)`."
     )

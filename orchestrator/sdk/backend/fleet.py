@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.domain.fleet.announced import FleetProcess, workers_meant
+from orchestrator.domain.fleet.announced import FleetProcess, matching_workers
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.errors import NotFound, OrchestratorError, WrongState
 from orchestrator.sdk.backend.part import Part, reading
@@ -40,7 +40,7 @@ class FleetBackend(Part, FleetCalls):
 
 def _only(listed: Sequence[FleetProcess], worker: str) -> list[FleetProcess]:
     """Return the processes of the worker with this name, host or process. Refuse none, several, and an ended one."""
-    matches = workers_meant(listed, worker)
+    matches = matching_workers(listed, worker)
     if not matches:
         names = sorted({process.worker for process in listed if process.is_heard})
         available = f"There are {', '.join(names[:10])}" if names else "There is none"

@@ -57,7 +57,7 @@ class InsightBackend(Part, InsightCalls):
     count_open_others = reading(insights.count_open_others)
     search = reading(insights.search)
     ids_begin_with = reading(lookup.begin_with)
-    enough_of_ids = reading(lookup.enough)
+    enough_of_ids = reading(lookup.distinguishing_length)
     runs_under = reading(run_keys.find)
     overview = reading(insights.overview)
     audit = reading(audit_log.list_page)

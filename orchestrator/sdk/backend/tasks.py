@@ -25,7 +25,7 @@ from orchestrator.sdk.backend.shared_commits import SharedCommits
 from orchestrator.sdk.calls.tasks import PayloadPart, TaskWork
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.tasks.logs import LogPage, TaskProgress
-from orchestrator.sdk.values.sealing import left_task, seal_task
+from orchestrator.sdk.values.sealing import seal_task, task_with_stored_arguments
 from orchestrator.sdk.waiting.steps import Steps, Stream
 from orchestrator.sealing import reveal
 from orchestrator.store import inbox
@@ -88,7 +88,7 @@ class TaskBackend(Part, TaskWork):
     def _outgoing(self, task: NewTask) -> NewTask:
         """Return a task as it is stored: with sealed arguments, or with large arguments in the payload store."""
         if self._payloads is not None:
-            task = left_task(task, self._payloads)
+            task = task_with_stored_arguments(task, self._payloads)
         return task if self._vault is None else seal_task(task, self._vault)
 
     async def aenqueue(self, task: NewTask, within: str = "") -> bytes:
@@ -214,7 +214,7 @@ class TaskBackend(Part, TaskWork):
     def are_withdrawn(self) -> bool:
         """Return whether the leader has applied all requests to withdraw tasks."""
         with self._reading() as connection:
-            return not inbox.is_asked(connection, RequestKind.WITHDRAW_TASK)
+            return not inbox.is_pending(connection, RequestKind.WITHDRAW_TASK)
 
     def retry(self, task: bytes, attempt: int | None = None) -> None:
         """Ask the leader to retry a task. With `attempt`, retry only if this was the last attempt that failed."""

@@ -256,7 +256,7 @@ class CallOptions:
             self, concurrency_key=_compute(self.concurrency_key, arguments), weight=_compute(self.weight, arguments)
         )
 
-    def travelling(self, weight: float) -> TaskOptions:
+    def to_task_options(self, weight: float) -> TaskOptions:
         default = DEFAULT_OPTIONS  # msgspec omits a value if it is the very same object as the default
         return TaskOptions(
             retry=self.policy,  # even without retries: a hook would otherwise use its own default
@@ -300,7 +300,7 @@ class CallOptions:
         return {}
 
     def _encode(self, weight: float, scope: str | None) -> tuple[TaskOptions, str | None]:
-        options = self.travelling(weight)
+        options = self.to_task_options(weight)
         if scope is not None:
             options = msgspec.structs.replace(options, unique_for=scope)
         if len(self._encoded) >= _MAX_ENCODED:

@@ -233,7 +233,7 @@ RETURNING run_id, name
 """)
 
 
-def keep(connection: Connection, rows: Sequence[Kept]) -> set[tuple[bytes, str]]:
+def store_resolutions(connection: Connection, rows: Sequence[Kept]) -> set[tuple[bytes, str]]:
     """Store resolutions for open runs; return the runs and names for which that happened."""
     stored = [
         (row.run, row.what.name, row.number, row.what.value, row.what.error and _json(row.what.error)) for row in rows
@@ -269,7 +269,7 @@ SELECT /* resolutions.standing */
 """)
 
 
-def take_turn(connection: Connection, run: bytes, name: str) -> bool:
+def lock_promises(connection: Connection, run: bytes, name: str) -> bool:
     """Lock the promises of a run until the transaction ends. Return whether all open promises of a name have answers.
 
     The leader decides the same way, in the order of requests: a settled promise takes no answer, and a promise that the

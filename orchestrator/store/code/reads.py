@@ -120,7 +120,7 @@ SELECT /* code_reads.repeated */ h.data, array_to_json(r.tags)::text AS tags, t.
 """)
 
 
-def repeated(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
+def rerun_of(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
     """Return a new run that repeats all of another one, with as much time; None if the run is not of code."""
     row = _REPEATED.first(connection, id=run)
     if row is None:

@@ -163,7 +163,7 @@ def begin_with(connection: Connection, kind: Kind, digits: str, most: int, withi
     return _END_WITH[kind](connection, end=digits, most=most, within=within)
 
 
-def enough(connection: Connection, kind: Kind, shown: Sequence[UUID]) -> int:
+def distinguishing_length(connection: Connection, kind: Kind, shown: Sequence[UUID]) -> int:
     """Return the number of characters that distinguish each of these ids from all others."""
     rows = _NEIGHBORS[kind](connection, ids=[identifier.bytes for identifier in shown])
     return max((_difference(one, beside) for one, beside in rows), default=0) or _TIME

@@ -133,7 +133,7 @@ SELECT /* cancels.at_rest */ r.id, coalesce(
    AND (SELECT 1 FROM orchestrator.runs
          WHERE parent_run = wanted.id AND ended_at IS NULL AND NOT detached LIMIT 1) IS NULL
 """)
-def at_rest(connection: Connection, ids: Sequence[bytes]) -> list[AtRest]:
+def without_open_work(connection: Connection, ids: Sequence[bytes]) -> list[AtRest]:
     """Return the runs among these that are being cancelled and have neither open tasks nor open child runs."""
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.runs import GOES_ON, TERMINATED, TIMED_OUT, RunCounters
+from orchestrator.domain.runs import CONTINUATION_REASONS, TERMINATED, TIMED_OUT, RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState, run_sources_of
 from orchestrator.store.batches import Batch
 from orchestrator.store.runs.pending_changes import RoundRobin
@@ -66,9 +66,9 @@ class RunRow(NamedTuple):
         return "code" if self.code else "flow" if self.flow else "dag" if self.workflow is not None else None
 
     @property
-    def goes_on(self) -> bool:
+    def has_successor(self) -> bool:
         """Return whether the run continues in another run, for which clients wait instead."""
-        return self.code and self.reason in GOES_ON
+        return self.code and self.reason in CONTINUATION_REASONS
 
 
 COUNTERS = columns_of(

@@ -58,7 +58,7 @@ def _is_of_release(release: str) -> str:
     return f"e.worker IN (SELECT w.worker FROM orchestrator.worker_releases AS w WHERE w.release = {release})"
 
 
-MOST_LOOKED_AT = 5_000
+MAX_SCANNED = 5_000
 """Tasks that a page scans, among those that ended without success, to count the ones that would be retried."""
 
 _MATCHES = f"""
@@ -134,7 +134,7 @@ def preview(connection: Connection, wanted: FailedFilter, within: str = "") -> l
 
 
 def preview_latest(
-    connection: Connection, wanted: FailedFilter, within: str = "", most: int = MOST_LOOKED_AT
+    connection: Connection, wanted: FailedFilter, within: str = "", most: int = MAX_SCANNED
 ) -> tuple[list[Group], bool]:
     """Like `preview` for the `most` tasks that last ended without success. Return also whether earlier ones exist."""
     groups = _PREVIEW_LATEST(connection, _parameters(wanted), within=within, most=most)

@@ -103,7 +103,7 @@ def release_opened(connection: Connection, opened: Sequence[tuple[str, str]], li
 SELECT /* waiting.lacking */ DISTINCT hold FROM orchestrator.tasks
  WHERE hold IS NOT NULL AND (starts_with(hold, 'no data key: ') OR starts_with(hold, 'no executor: '))
 """)
-def lacking(connection: Connection) -> list[str]:
+def resource_holds(connection: Connection) -> list[str]:
     """Return the distinct holds of tasks that wait for a data key or an executor; for a new leader."""
 
 
@@ -159,7 +159,7 @@ def release_crowded(connection: Connection, wanted: Sequence[tuple[str, str, str
 SELECT /* waiting.crowded */ DISTINCT queue, name, hold FROM orchestrator.tasks
  WHERE hold IS NOT NULL AND starts_with(hold, 'crowded')
 """)
-def crowded(connection: Connection) -> list[tuple[str, str, str]]:
+def capacity_holds(connection: Connection) -> list[tuple[str, str, str]]:
     """Return queue, name and hold of the tasks that wait for capacity; for a new leader."""
 
 

@@ -85,7 +85,7 @@ class Poisons:
                 (Triggers, "runs_ended", "hooks", lambda given: [run.id for _, run in given[2]]),
                 (requests, "requeue_runs", "request", lambda given: given[1]),
                 (cancels, "mark", "request", lambda given: given[1]),
-                (cancels, "at_rest", "stop", lambda given: given[1]),
+                (cancels, "without_open_work", "stop", lambda given: given[1]),
             ):
                 stack.enter_context(patch.object(owner, name, self._around(getattr(owner, name), operation, ids)))
             stack.enter_context(patch.object(dags, "_apply_to_plan", self._around_plan(dags._apply_to_plan)))

@@ -28,8 +28,8 @@ from orchestrator.plugins.executors.kubernetes.access import (
 )
 from orchestrator.plugins.executors.kubernetes.job import (
     CONTAINER,
-    LARGEST_FILE,
-    LARGEST_VARIABLE,
+    MAX_FILE,
+    MAX_VARIABLE,
     ended_for,
     failure,
     file_of,
@@ -82,7 +82,7 @@ class KubernetesExecutor:
     async def submit(self, execution: Execution) -> str:
         """Create the input of the Job, and the Job under the execution's name, unless they exist."""
         space, options = self._space(execution)
-        size, limit = len(execution.specification), LARGEST_VARIABLE if options.input == "env" else LARGEST_FILE
+        size, limit = len(execution.specification), MAX_VARIABLE if options.input == "env" else MAX_FILE
         if size > limit:
             advice = "set the option input to secret or config_map" if options.input == "env" else "pass less"
             raise GiveUp(f"The input of {execution.task} has {size:,} bytes, and {limit:,} fit there: {advice}.")
