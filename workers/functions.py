@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit
 from orchestrator.domain.tasks.destinations import Destinations, parse_destinations
 from orchestrator.errors import ConfigurationError, GiveUp, InvalidTask, did_you_mean
 from orchestrator.sdk.app import Orchestrator
-from orchestrator.sdk.modules import ImportFailed, what_failed
+from orchestrator.sdk.modules import ImportFailed, describe_import_error
 from orchestrator.sdk.tasks.options import CallOptions
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.tasks.task import Task
@@ -110,7 +110,7 @@ def _suggest_nearby(module: str) -> str:
 
 def broken(where: str, error: BaseException) -> ImportFailed:
     """Return the error for an application whose module failed to import."""
-    return ImportFailed(f"The application {where} cannot be loaded. {what_failed(error)}")
+    return ImportFailed(f"The application {where} cannot be loaded. {describe_import_error(error)}")
 
 
 # -- plain functions, named `module:function` or `file.py:function`, that the worker's operator has allowed

@@ -16,7 +16,7 @@ from orchestrator.domain import redaction
 from orchestrator.domain.fleet.announced import redacting, taking
 from orchestrator.environment import forbid_inspection
 from orchestrator.errors import OrchestratorError
-from orchestrator.memory import settle
+from orchestrator.memory import freeze_before_fork
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.modules import ImportFailed
 from orchestrator.sdk.tasks.parameters import announced_parameters
@@ -101,7 +101,7 @@ def main(
         return Farewell.BROKEN
     end_fork()
     first_to_report.close()
-    settle()  # the application lives as long as this process
+    freeze_before_fork()  # the application lives as long as this process
     process = WorkerProcess(app, spec, settings, worker, held, pipe)
     # Drain in a thread: a signal handler interrupts the main thread anywhere, also while the main thread holds the lock
     # that draining needs.

@@ -39,7 +39,7 @@ from orchestrator.store.insights import (
     readable_params,
     search,
 )
-from orchestrator.store.insights.arguments import Given, Needles, calls_of_tasks
+from orchestrator.store.insights.arguments import Needles, TaskArguments, calls_of_tasks
 from orchestrator.store.insights.run_lists import RunPage
 from orchestrator.store.insights.tasks import MAX_LIST_SECONDS, TaskSort
 
@@ -157,7 +157,7 @@ def find_tasks_by_argument(
             return TaskPage(matching, before)
 
 
-def _task_matches(api: Api, searched: SearchedValue, names: _Names, name: str, call: Given) -> bool:
+def _task_matches(api: Api, searched: SearchedValue, names: _Names, name: str, call: TaskArguments) -> bool:
     if call.payload is not None and not searched.matches(named_call(names, name, *call_of(call.payload))):
         return False
     if call.payload is not None and call.is_plain and not api.redaction:

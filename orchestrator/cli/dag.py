@@ -136,7 +136,7 @@ def list_(as_json: bool) -> None:
         for schedule in chain.from_iterable(pages(calls.schedules)):
             texts = times.setdefault(schedule.workflow, [])
             if len(texts) <= _MAX_SCHEDULES:
-                texts.append(schedule.schedule.words() if len(texts) < _MAX_SCHEDULES else "…")
+                texts.append(schedule.schedule.description() if len(texts) < _MAX_SCHEDULES else "…")
     if as_json:
         print_json({"workflows": [_summary(stored) for stored in stored_workflows], "code": code})
         return

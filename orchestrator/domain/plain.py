@@ -126,6 +126,6 @@ def _levels(plain: Any) -> Iterator[list[Any]]:
         level = inner
 
 
-def whole(pattern: str) -> str:
+def anchored(pattern: str) -> str:
     """Return a regex that matches only a whole text: msgspec searches, and `$` also matches before a final newline."""
     return rf"^(?:{pattern})(?!\n)$"

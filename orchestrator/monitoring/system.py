@@ -11,7 +11,7 @@ from typing import Any
 from redis import Redis
 from sqlalchemy import Connection, Engine, exc
 
-from orchestrator.monitoring.exposition import MAX_QUEUES, OTHER, Family, gauge
+from orchestrator.monitoring.exposition import MAX_QUEUES, OTHER_QUEUES, Family, gauge
 from orchestrator.settings import Settings
 from orchestrator.store import database
 from orchestrator.store.load import (
@@ -132,7 +132,7 @@ def bounded(queues: Sequence[QueueLoad]) -> list[QueueLoad]:
     by_load = sorted(queues, key=lambda queue: (-queue.ready - queue.in_flight, queue.queue))
     rest = by_load[MAX_QUEUES:]
     other = QueueLoad(
-        queue=OTHER,
+        queue=OTHER_QUEUES,
         ready=sum(queue.ready for queue in rest),
         delayed=sum(queue.delayed for queue in rest),
         in_flight=sum(queue.in_flight for queue in rest),
@@ -162,7 +162,7 @@ def of_demands(demands: Sequence[QueueDemand]) -> Family:
     by_size = sorted(demands, key=lambda demand: (-demand.wanted, demand.queue))
     samples = [({"queue": demand.queue}, float(demand.wanted)) for demand in by_size[:MAX_QUEUES]]
     if rest := by_size[MAX_QUEUES:]:
-        samples.append(({"queue": OTHER}, float(sum(demand.wanted for demand in rest))))
+        samples.append(({"queue": OTHER_QUEUES}, float(sum(demand.wanted for demand in rest))))
     return gauge(WANTED, "How many tasks of a queue workers should run at once to start them in time.", *samples)
 
 

@@ -149,7 +149,7 @@ class LaneService(CommitHooks):
             if task.is_ready:
                 self._lanes.arrive(task.queue, task.lane, task.priority, options, task.is_first)
             else:
-                self._lanes.was_overtaken(task.queue, task.lane, task.priority, options)
+                self._lanes.claimed_early(task.queue, task.lane, task.priority, options)
 
     def refresh(self, tx: Transaction) -> None:
         """Before a claim, read unknown lanes and count the tasks that left flight."""
@@ -279,7 +279,7 @@ class LaneService(CommitHooks):
         for share in shares:
             unused = share.turns - used[share.queue, share.lane]
             if share.lane is not None and unused:
-                self._lanes.give_back(share.queue, share.lane, unused, now)
+                self._lanes.return_turns(share.queue, share.lane, unused, now)
 
     def _await_begin(self, found: Sequence[Claimed], now: float) -> None:
         """Remember the claimed tasks whose start a worker must report."""

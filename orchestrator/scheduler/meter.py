@@ -14,7 +14,7 @@ from operator import attrgetter
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.monitoring.exposition import (
     MAX_QUEUES,
-    OTHER,
+    OTHER_QUEUES,
     SECONDS,
     SIZES,
     Family,
@@ -86,8 +86,8 @@ class Meter(CommitHooks):
         """Return the label under which a queue is counted."""
         label = self._labels.get(queue)
         if label is None:
-            label = queue if len(self._labels) < MAX_QUEUES else OTHER
-            if label is not OTHER:
+            label = queue if len(self._labels) < MAX_QUEUES else OTHER_QUEUES
+            if label is not OTHER_QUEUES:
                 self._labels[queue] = label
         return label
 

@@ -99,7 +99,7 @@ def release_known(tx: Transaction, fleet: Fleet, limit: int) -> None:
     known = fleet.known()
     lacking = fleet.capabilities.resource_holds
     if can_open := [(queue, hold) for hold in lacking for queue in fleet.queues if _can_do(fleet, queue, hold)]:
-        tx.result.wake.requests |= waiting.release_opened(tx.connection, can_open, limit) > 0
+        tx.result.wake.requests |= waiting.release_by_resource(tx.connection, can_open, limit) > 0
     if known:
         denied = fleet.capabilities.denied()
         released = waiting.release_known(tx.connection, sorted(known), limit, denied=denied)

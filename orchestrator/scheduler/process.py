@@ -19,7 +19,7 @@ from redis import Redis
 from sqlalchemy import Engine, exc
 
 from orchestrator.domain.fleet.announced import Standby
-from orchestrator.memory import settle
+from orchestrator.memory import freeze_before_fork
 from orchestrator.monitoring.exposition import Family, gauge, own_metrics
 from orchestrator.monitoring.listener import serve_metrics
 from orchestrator.monitoring.system import SystemGauges
@@ -263,7 +263,7 @@ def _leader_spans() -> LeaderSpans | None:
 
 def _relax_garbage_collector() -> None:
     """Run the garbage collector seldom: a tick makes thousands of tuples and no cycles."""
-    settle()
+    freeze_before_fork()
     gc.set_threshold(20_000, 20, 20)
 
 

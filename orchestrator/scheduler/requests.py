@@ -31,7 +31,7 @@ from orchestrator.scheduler.tasks.starts import start_runs
 from orchestrator.scheduler.transaction import Transaction, isolate
 from orchestrator.store import fleet, inbox
 from orchestrator.store.code import runs as code_runs
-from orchestrator.store.code.expectations import Answered
+from orchestrator.store.code.expectations import PromiseAnswer
 from orchestrator.store.database import error_line
 from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.store.limits import queues
@@ -173,7 +173,7 @@ def _refuse(tx: Transaction, item: Request, error: Exception) -> None:
         reason = TaskError(
             "CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {error_line(error)}"
         )
-        reply(tx, [Answered(base64.b64decode(item.body["request"]), None, reason)])
+        reply(tx, [PromiseAnswer(base64.b64decode(item.body["request"]), None, reason)])
     if item.kind == RequestKind.ENQUEUE:
         reason = TaskError(
             "CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {error_line(error)}"

@@ -132,7 +132,7 @@ class PayloadCollection:
         collector = Collector(
             store.store,
             grace,
-            partial(payloads.gone, connection),
+            partial(payloads.deleted_owners, connection),
             partial(payloads.attempts, connection),
         )
         for _ in collector.find_unreferenced():

@@ -170,7 +170,7 @@ class Chain:
         return _around(self._turn, ctx)
 
     @property
-    def sees_ends(self) -> bool:
+    def has_ended_hook(self) -> bool:
         """Whether any middleware has an `ended` hook."""
         return bool(self._ended)
 

@@ -98,7 +98,7 @@ _SELECTING = {
        AND coalesce(attempt = {_SEEN}::bigint, true) AND {KEEPS_KEY} IS NULL AND {REVIVABLE}""",
 }
 """Selects the objects whose state allows the request. A retry that must reclaim a unique key is requested by
-`revival.ask`. A child run is deleted with its parent."""
+`revival.insert_request`. A child run is deleted with its parent."""
 _STORING = {
     RequestKind.DELETE_RUN: """INSERT INTO orchestrator.deletions (run_id) SELECT id FROM fitting
     ON CONFLICT (run_id) DO UPDATE SET run_id = EXCLUDED.run_id RETURNING run_id"""
@@ -127,13 +127,13 @@ def add(
     _ADD(connection, _entry_columns(who=who, origin=origin, act=act, kind=kind, target=target, detail=detail))
 
 
-def ask(connection: Connection, request: RequestKind, run: bytes, body: str, **entry: Any) -> bool:
+def insert_request(connection: Connection, request: RequestKind, run: bytes, body: str, **entry: Any) -> bool:
     """Insert a request about a run and an audit entry, in one statement. Return False if a message came too late."""
     statement = _SEND if request in _MESSAGES else _ASK
     return statement.first(connection, _entry_columns(**entry), request=str(request), run=run, body=body) is not None
 
 
-def ask_all(
+def insert_requests(
     connection: Connection, request: RequestKind, targets: Sequence[bytes], seen: Seen = NOTHING_SEEN, **entry: Any
 ) -> set[UUID]:
     """Insert the same request about several tasks or runs, with audit entries; return the ids whose state allows it.

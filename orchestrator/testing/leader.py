@@ -14,7 +14,7 @@ from orchestrator.domain.code import commands, history, resets
 from orchestrator.domain.code.activation import Activation, Query, QueryResult
 from orchestrator.domain.code.attributes import attributes_of
 from orchestrator.domain.code.ends import (
-    NOTHING,
+    ENCODED_NONE,
     PARENT_ASKS,
     PARENT_ENDED,
     REQUESTED,
@@ -24,7 +24,16 @@ from orchestrator.domain.code.ends import (
     ignores_cancel,
 )
 from orchestrator.domain.code.history import Event
-from orchestrator.domain.code.other_runs import CANCEL, QUERY, Target, has_ended, is_wait, not_found, settled, unknown
+from orchestrator.domain.code.other_runs import (
+    CANCEL,
+    QUERY,
+    Target,
+    has_ended,
+    is_wait,
+    not_found,
+    settled,
+    unknown_signal,
+)
 from orchestrator.domain.code.promises import Resolution, resolutions
 from orchestrator.domain.ids import derived_id, successor_id
 from orchestrator.domain.runs import TIMED_OUT, Nesting
@@ -133,7 +142,7 @@ class MemoryLeader:
         answers = [] if run is None else self.activate(run, [Query(id, sent.name.removeprefix(QUERY), sent.value)])
         fact = settled(id, not_found(Target(sent.run, sent.key)))
         if answers:
-            fact = settled(id, answers[0].error, answers[0].result or NOTHING)
+            fact = settled(id, answers[0].error, answers[0].result or ENCODED_NONE)
         elif run is not None:
             fact = settled(id, TaskError("WrongState", "It cannot be asked: its code did not run."))
         if asker.end is None:
@@ -242,7 +251,7 @@ class MemoryLeader:
         try:
             self._find(run.started.workflow, None)._signature.check_signal(sent.name)
         except UnknownHandler as error:
-            return unknown(str(error))
+            return unknown_signal(str(error))
         except NotFound:  # the workflow is mocked
             pass
         self.append(run, history.SignalReceived(sent.name, sent.value))

@@ -164,7 +164,7 @@ class MemoryDags:
             run.plan.abandon(index, len(positions), str(error))
             return
         if skipped_count := len(positions) - len(tasks) - len(children):
-            run.plan.give_back(index, skipped_count)
+            run.plan.undo_create(index, skipped_count)
         for task in tasks:
             self._create(msgspec.structs.replace(task, options=inheriting(task.options, dag.headers)))
         for position, definition, child in children:

@@ -73,7 +73,7 @@ class TestedTask:
     def result(self) -> Any:
         """The return value; None if the task has not succeeded."""
         value = None if self.encoded is None else decode_value(self.encoded)
-        return value if self._task is None else self._task._signature.restore_kept(value)
+        return value if self._task is None else self._task._signature.convert_stored(value)
 
     def option(self, name: str) -> Any:
         """Return an option by its name in `.options(…)`."""

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from orchestrator.domain.code.activation import Activated, Activation
 from orchestrator.domain.code.history import Event
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES
 from orchestrator.domain.tasks.outcomes import Flush
 from orchestrator.domain.tasks.task import (
@@ -40,8 +40,8 @@ Word = Annotated[str, Meta(min_length=1, max_length=300, pattern=r"^[^\x00]*$")]
 """A short name without NUL, the only character that Postgres refuses."""
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 _Bytes = Annotated[int, Meta(ge=0, lt=2**60)]
-_Position = Annotated[str, Meta(pattern=whole("[0-9]{1,20}-[0-9]{1,20}"))]
-_EndState = Annotated[str, Meta(pattern=whole("|".join(sorted({*ENDED_TASK_STATES, *ENDED_RUN_STATES}))))]
+_Position = Annotated[str, Meta(pattern=anchored("[0-9]{1,20}-[0-9]{1,20}"))]
+_EndState = Annotated[str, Meta(pattern=anchored("|".join(sorted({*ENDED_TASK_STATES, *ENDED_RUN_STATES}))))]
 
 
 EndReport = Succeeded | Failed | Returned | Activated

@@ -132,7 +132,7 @@ class Worker:
     def leave(self) -> None:
         """End in good order, all at once."""
         self.alive = False
-        self._streams.leave([self.name], [self.name])
+        self._streams.deregister([self.name], [self.name])
 
     def join(self) -> tuple[str, list[str]]:
         """Make sure that its queues can be read; return the generation and these."""

@@ -390,7 +390,7 @@ def test_the_steps_of_a_run_are_told(engine: Engine, run: Callable[..., Result],
 
 def test_a_run_that_was_cancelled_before_it_began_has_cancelled_steps(connection: Connection) -> None:
     night = Night(connection, "early")
-    cancels.mark(connection, [night.id])
+    cancels.mark_cancelling(connection, [night.id])
     runs.end(connection, [(night.id, RunState.CANCELLED, None)], night.now)
     assert {step.state for step in insights.list_steps(connection, night.uuid)} == {"cancelled"}
     assert insights.list_steps(connection, UUID(NOBODY)) == []

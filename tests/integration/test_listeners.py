@@ -236,7 +236,7 @@ def test_a_tick_that_takes_too_long_is_not_said_to_be_an_outage(
     scheduler._report_outage(ended.value)
     assert "more to do at once than it can in its lease: a tick took" in caplog.text
     assert "cannot be used" not in caplog.text
-    assert not scheduler.postgres.lasts
+    assert not scheduler.postgres.is_ongoing
     scheduler.term._began_at = system.clock()
     scheduler._report_outage(ended.value)
     assert "Postgres cannot be used" in caplog.text, "which a short tick has no part in"

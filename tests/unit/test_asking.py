@@ -118,7 +118,7 @@ def test_who_takes_a_request_and_never_answers_counts_as_away() -> None:
 
 def test_a_refusal_is_read_up_to_a_limit() -> None:
     async def steps(url: str) -> None:
-        async with Api(url=url, largest=10).lines("/jobs", silence=60):
+        async with Api(url=url, max_size=10).lines("/jobs", silence=60):
             raise AssertionError("it is no success")
 
     with pytest.raises(TooLarge):

@@ -65,7 +65,7 @@ class Bench:
                     self.ready[share.lane].remove(priority)
                 served += [share.lane] * len(mine)
                 if share.lane is not None and len(mine) < share.turns:
-                    self.lanes.give_back("q", share.lane, share.turns - len(mine), self.now)
+                    self.lanes.return_turns("q", share.lane, share.turns - len(mine), self.now)
         return served
 
 
@@ -346,10 +346,10 @@ def test_a_lane_in_which_an_uncounted_task_took_a_turn_is_asked_for() -> None:
     lanes = Lanes(Buckets())
     lanes.learn("q", "mail|", Stock(0, 1, Rest.NOTHING), TaskOptions(concurrency=1))
     assert [share.turns for share in lanes.allot("q", 1, None, NOW)] == [1]
-    lanes.was_overtaken("q", "mail|", 0, TaskOptions(concurrency=1))
+    lanes.claimed_early("q", "mail|", 0, TaskOptions(concurrency=1))
     assert lanes.in_doubt("q", 10) == ["mail|"]
     lanes.learn("q", "mail|", None)
-    lanes.was_overtaken("q", "mail|", 0, TaskOptions(concurrency=1))
+    lanes.claimed_early("q", "mail|", 0, TaskOptions(concurrency=1))
     assert lanes.in_doubt("q", 10) == ["mail|"], "it was forgotten already"
     assert not lanes.has_next("q", NOW), "nobody has to hurry, or to wait for it"
 
@@ -358,7 +358,7 @@ def test_a_lane_that_had_less_than_was_known_is_asked_for() -> None:
     lanes = Lanes(Buckets())
     lanes.learn("q", "|a", Stock(0, 5, Rest.NOTHING), TaskOptions(concurrency=5))
     assert lanes.allot("q", 10, None, NOW)[0].turns == 5
-    lanes.give_back("q", "|a", 2, NOW)
+    lanes.return_turns("q", "|a", 2, NOW)
     assert lanes.in_doubt("q", 10) == ["|a"]
     lanes.learn("q", "|a", Stock(0, 4, Rest.NOTHING))
     assert lanes.allot("q", 10, None, NOW)[0].turns == 2, "three are in flight"

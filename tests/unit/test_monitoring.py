@@ -11,7 +11,16 @@ import pytest
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.monitoring import listener as listening
-from orchestrator.monitoring.exposition import MAX_QUEUES, OTHER, Family, Histogram, counter, gauge, histogram, render
+from orchestrator.monitoring.exposition import (
+    MAX_QUEUES,
+    OTHER_QUEUES,
+    Family,
+    Histogram,
+    counter,
+    gauge,
+    histogram,
+    render,
+)
 from orchestrator.monitoring.listener import Listener, parse_address
 from orchestrator.monitoring.system import bounded
 from orchestrator.store.load import QueueLoad
@@ -58,7 +67,9 @@ def test_queues_with_most_to_do_have_labels_of_their_own_and_the_rest_is_one() -
     ]
     found = bounded(loads)
     assert len(found) == MAX_QUEUES + 1
-    other = QueueLoad(queue=OTHER, ready=0 + 1 + 2 + 3 + 4, delayed=5, in_flight=0, oldest=4.0, slots=1, paused=True)
+    other = QueueLoad(
+        queue=OTHER_QUEUES, ready=0 + 1 + 2 + 3 + 4, delayed=5, in_flight=0, oldest=4.0, slots=1, paused=True
+    )
     assert found[-1] == other
     assert bounded(loads[:3]) == loads[:3]
 

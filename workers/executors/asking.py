@@ -129,8 +129,8 @@ class Incoming:
             return bytes(event.data)
         raise StopAsyncIteration
 
-    async def whole(self, largest: int) -> Answer:
-        """Return the whole answer. Raise TooLarge if the body has more than `largest` bytes."""
+    async def read_body(self, max_size: int) -> Answer:
+        """Return the whole answer. Raise TooLarge if the body has more than `max_size` bytes."""
         parts, size = list[bytes](), 0
         async for part in self:
             size += len(part)
@@ -159,10 +159,10 @@ class Incoming:
                 raise Unanswered(f"the connection to {self._place.authority} broke: {_reason(error)}") from error
 
 
-async def ask(place: Endpoint, request: Request, *, largest: int, allowed: Destinations | None = None) -> Answer:
-    """Send a request, and return the answer, of at most `largest` bytes. Cancellation closes the connection."""
+async def ask(place: Endpoint, request: Request, *, max_size: int, allowed: Destinations | None = None) -> Answer:
+    """Send a request, and return the answer, of at most `max_size` bytes. Cancellation closes the connection."""
     async with open_response(place, request, allowed=allowed) as incoming:
-        return await incoming.whole(largest)
+        return await incoming.read_body(largest)
 
 
 @asynccontextmanager

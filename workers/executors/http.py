@@ -162,7 +162,7 @@ class HttpExecutor:
         with contextlib.suppress(Unanswered, Unreadable, TooLarge, Barred, TimeoutError):
             async with asyncio.timeout(_CANCEL_TIMEOUT):
                 request = Request("DELETE", path, headers=self._headers(options))
-                await ask(Endpoint.of(url), request, largest=_ENVELOPE, allowed=self._destinations(options))
+                await ask(Endpoint.of(url), request, max_size=_ENVELOPE, allowed=self._destinations(options))
 
     async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
         """Forget the service worker of an execution."""
@@ -183,7 +183,7 @@ class HttpExecutor:
         try:
             async with asyncio.timeout(options.request_timeout):
                 place, destinations = Endpoint.of(worker.url), self._destinations(options)
-                reply = await ask(place, request, largest=self._max_answer, allowed=destinations)
+                reply = await ask(place, request, max_size=self._max_answer, allowed=destinations)
         except TimeoutError:
             raise Unanswered(f"{name} did not answer within {options.request_timeout:g} s") from None
         except Unreadable as error:

@@ -257,7 +257,7 @@ class Reporter:
                     self._queue
                     or self._unapplied
                     or not self.generation
-                    or self._redis.lasts
+                    or self._redis.is_ongoing
                     or self._kept.has_questions
                 ):
                     break

@@ -46,7 +46,7 @@ from orchestrator.workers.running.forks import end_fork
 from orchestrator.workers.running.hooks import around, around_turn, async_around, attempt_end
 from orchestrator.workers.running.job import Job
 from orchestrator.workers.running.large_results import LargeResults, finished_output, in_thread, read_events
-from orchestrator.workers.running.task_runtime import NOTHING, JobRuntime, Outbox, interruption
+from orchestrator.workers.running.task_runtime import ENCODED_NONE, JobRuntime, Outbox, interruption
 
 log = get_logger("worker")
 
@@ -209,7 +209,7 @@ class Runner:
     def ended(self, job: Job, report: AttemptReport) -> None:
         """Call the middleware's hook for the end of an attempt. Turns have a hook of their own."""
         hooks = self.client.middleware
-        if hooks is not None and hooks.sees_ends and (end := attempt_end(job, report)) is not None:
+        if hooks is not None and hooks.has_ended_hook and (end := attempt_end(job, report)) is not None:
             hooks.ended(self._runtime(job).context(), end)
 
     def _with_pages(self, job: Job, activation: Activation) -> Activation | None:
@@ -295,7 +295,7 @@ class Runner:
         ended_at = time.monotonic()
         if job.deadline is not None:
             job.uninterruptible()  # the timeout does not count what follows
-        data = NOTHING
+        data = ENCODED_NONE
         if job.output is not None:
             data = finished_output(job, value)
         elif job.options.store_result:
@@ -335,7 +335,7 @@ class Runner:
 
     def finished(self, job: Job, output: Any) -> Succeeded | Failed:
         """Return the success report of an execution."""
-        data = NOTHING
+        data = ENCODED_NONE
         try:
             if job.options.store_result:
                 data = encode_value(output, f"The result of task {job.dispatch.name!r}", self._results.limit)

@@ -51,7 +51,7 @@ _task_output = get_logger("tasks")
 """Logger of the messages that tasks log through their contexts."""
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
-NOTHING = encode_value(None, "nothing", 1)
+ENCODED_NONE = encode_value(None, "nothing", 1)
 """The encoded result of a task without a result."""
 _MAX_ENQUEUED = MAX_MESSAGE // 2
 _REFUSALS: dict[str, type[OrchestratorError]] = {
@@ -235,7 +235,7 @@ class JobRuntime:
         promised = len(job.children)
         with database._client.transactions.begin(job.dispatch.id, job.dispatch.attempt) as transaction:
             job.transaction = transaction
-            job.result = NOTHING
+            job.result = ENCODED_NONE
             try:
                 yield transaction.connection
                 transaction.insert_callbacks(job.children)

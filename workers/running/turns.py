@@ -19,7 +19,7 @@ from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.endings import EndTurn
 from orchestrator.sdk.code.engine import Running
 from orchestrator.sdk.code.guards import is_own_code
-from orchestrator.sdk.code.scope import place
+from orchestrator.sdk.code.scope import frame_location
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.running.job import Job
 
@@ -133,4 +133,4 @@ def _location(thread: int) -> str:
     while frame is not None and not is_own_code(frame):
         frame = frame.f_back
     frame = frame or innermost
-    return "at an unknown place" if frame is None else place(frame)
+    return "at an unknown place" if frame is None else frame_location(frame)

@@ -22,7 +22,7 @@ from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.problems import refused
 from orchestrator.api.routes.registry import Ok, ServiceName, WorkerId
 from orchestrator.domain.executors.record import decode_record, task_of
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.errors import NotFound, Unavailable, WrongState
 from orchestrator.payloads.keeping import NoStore, read_encoded
@@ -43,7 +43,7 @@ _LOST = "Redis has restarted or was emptied, and the work has not been offered a
 _OVERHEAD = 4_096
 """Bytes of a completion besides its result."""
 
-QueueId = Annotated[str, Meta(pattern=whole("[A-Za-z0-9-]{1,63}~[0-9a-f]{16}"), examples=["x-1~0123456789abcdef"])]
+QueueId = Annotated[str, Meta(pattern=anchored("[A-Za-z0-9-]{1,63}~[0-9a-f]{16}"), examples=["x-1~0123456789abcdef"])]
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.problems import invalid, refused
 from orchestrator.domain.executors.services import SERVICE_NAME, ServiceWorker, address_problem, in_order
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.store import services as registrations
 from orchestrator.store.services import Registered
@@ -29,8 +29,8 @@ routes = Routes("services", "/workers")
 _TOUCH_INTERVAL = 3_600.0
 """Seconds between two updates of a service worker's row in Postgres."""
 
-WorkerId = Annotated[str, Meta(pattern=whole("[!-~]{1,200}"), examples=["worker-1"])]
-ServiceName = Annotated[str, Meta(pattern=whole(SERVICE_NAME), examples=["transform"])]
+WorkerId = Annotated[str, Meta(pattern=anchored("[!-~]{1,200}"), examples=["worker-1"])]
+ServiceName = Annotated[str, Meta(pattern=anchored(SERVICE_NAME), examples=["transform"])]
 Load = Annotated[float, Meta(ge=0, le=1e9)]
 
 

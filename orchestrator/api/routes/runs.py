@@ -16,7 +16,7 @@ from orchestrator.api.redacting import redacted, redacted_error
 from orchestrator.api.routes.tasks import Log, Stored, WaitQuery, log_answer, stored_at
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import KeyScope
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.domain.redaction import Redaction
 from orchestrator.errors import NotFound
 from orchestrator.references import RESULT, Reference
@@ -181,7 +181,7 @@ def _location(reference: Reference) -> Stored:
 class RunLogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The cursor after which lines are listed."""
 
-    cursor: Annotated[str, Meta(pattern=whole("[0-9]{1,19}-[0-9]{1,9}"))] = ""
+    cursor: Annotated[str, Meta(pattern=anchored("[0-9]{1,19}-[0-9]{1,9}"))] = ""
 
 
 @routes.get("/{id}/logs", about=RUN)

@@ -17,7 +17,7 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import NOTHING, WHOLE, WITHIN
 from orchestrator.api.problems import refused
 from orchestrator.domain.access import KeyScope, Scope
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.exposition import CONTENT_TYPE, SECONDS, render
 from orchestrator.monitoring.listener import REASON_HIDDEN
@@ -27,7 +27,7 @@ from orchestrator.store import audit, throughput
 from orchestrator.store.audit import AuditEntry, AuditFilter
 from orchestrator.store.insights import Overview
 from orchestrator.store.throughput import Throughput
-from orchestrator.transport.quarantine import CAP, SetAside
+from orchestrator.transport.quarantine import CAP, QuarantinedMessage
 
 routes = Routes("system")
 
@@ -185,7 +185,7 @@ def list_audit(api: Api, query: AuditQuery) -> AuditPage:
 
 quarantine_routes = Routes("quarantine", "/api/v1/quarantine")
 
-EntryId = Annotated[str, Meta(pattern=whole("[0-9]{1,19}(-[0-9]{1,19})?"), examples=["1731600000000-0"])]
+EntryId = Annotated[str, Meta(pattern=anchored("[0-9]{1,19}(-[0-9]{1,19})?"), examples=["1731600000000-0"])]
 
 
 class QuarantineQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -194,7 +194,7 @@ class QuarantineQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     limit: Annotated[int, Meta(ge=1, le=CAP)] = 50
 
 
-class MessageView(view_fields(SetAside)):  # type: ignore[misc]
+class MessageView(view_fields(QuarantinedMessage)):  # type: ignore[misc]
     """A message that could not be decoded or applied."""
 
 

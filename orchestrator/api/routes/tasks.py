@@ -20,7 +20,7 @@ from orchestrator.api.endpoints import JSON, Routes
 from orchestrator.api.key_scope import TASK, WITHIN, has_run
 from orchestrator.api.redacting import redacted_attempts, redacted_error
 from orchestrator.domain.access import KeyScope
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import NotFound, OrchestratorError, PayloadError, WrongState
@@ -208,7 +208,7 @@ class LogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     attempt: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
     """All attempts by default."""
-    cursor: Annotated[str, Meta(pattern=whole("[0-9]{1,19}-[0-9]{1,9}"))] = ""
+    cursor: Annotated[str, Meta(pattern=anchored("[0-9]{1,19}-[0-9]{1,9}"))] = ""
     last: Annotated[int, Meta(ge=0, le=10_000)] = 0
     """The number of lines from the end, unless 0."""
 

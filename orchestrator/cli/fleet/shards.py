@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from orchestrator.memory import settle
+from orchestrator.memory import freeze_before_fork
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.parent.processes import describe_exit, die_with
@@ -40,7 +40,7 @@ class _Shards:
     def run(self) -> int:
         """Start the children, restart killed ones, and pass signals on."""
         previous_handlers = {number: signal.signal(number, self._stop) for number in _STOP_SIGNALS}
-        settle()
+        freeze_before_fork()
         waiting, code = list(range(self._settings.shards)), 0
         while waiting or self._children:
             while waiting and not self._is_stopping:

@@ -105,7 +105,7 @@ def _print(schedules: Sequence[StoredSchedule]) -> None:
         [
             (
                 _short(stored),
-                stored.schedule.words(),
+                stored.schedule.description(),
                 _soon(stored, now),
                 _note(stored),
                 state(stored.last_state) if stored.last_state else "",
@@ -140,7 +140,7 @@ def show(key: str, as_json: bool) -> None:
         {
             "schedule": _short(stored),
             "starts": _started(stored),
-            "when": f"{schedule.words()}, {schedule.timezone}",
+            "when": f"{schedule.description()}, {schedule.timezone}",
             "overlap": schedule.overlap,
             "catch up": schedule.catch_up,
             "jitter": f"up to {schedule.jitter:g}s" if schedule.jitter else None,
@@ -315,7 +315,7 @@ def delete(key: str, yes: bool) -> None:
     """
     with open_app() as app:
         stored = app.schedules[key].status()
-        confirm(f"Delete schedule {stored.key}, {stored.schedule.words()}?", yes=yes)
+        confirm(f"Delete schedule {stored.key}, {stored.schedule.description()}?", yes=yes)
         app.schedules[stored.key].delete()
     echo(f"Deleted schedule {stored.key}.")
 

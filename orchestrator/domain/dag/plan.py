@@ -313,7 +313,7 @@ class Plan:
         open_tasks = fan.total - fan.ended - remaining
         return remaining if concurrency is None else max(0, min(remaining, concurrency - open_tasks))
 
-    def give_back(self, index: int, number: int) -> None:
+    def undo_create(self, index: int, number: int) -> None:
         """Return the last `number` tasks that `create` took, to be created later."""
         self._fans[index].created -= number
         self.fans_with_room[index] = None

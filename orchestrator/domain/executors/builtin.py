@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from orchestrator.domain.executors.options import Broken, Execution, ExecutorOptions, strict_json
 from orchestrator.domain.executors.services import address_problem, service_problem
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 
 _MAX_SECONDS = 86_400.0
 _RAW_NAMES = {"input", "params"}
@@ -196,7 +196,7 @@ class Process(ExecutorOptions, frozen=True, kw_only=True):
     files: _Size | None = None
     """Open files of each process of the program, at most."""
 
-    user: Annotated[str, Meta(pattern=whole(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"))] | None = None
+    user: Annotated[str, Meta(pattern=anchored(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"))] | None = None
     """The user that the program runs as, which requires a worker that runs as root. Default: the worker's user."""
 
     @property

@@ -55,13 +55,13 @@ class KnownNames(NamedTuple):
     """Whether the referenced flows have been looked up and inserted."""
 
 
-ANYTHING = KnownNames()
+ANY_NAMES = KnownNames()
 _FLOW_KEYS = ("schedule", "start", "nodes", "edges", "max_steps", "description", "name", "version", "flow")
 _NODE_KEYS = tuple(Node.__struct_fields__)
 _PARTS: dict[str, type[msgspec.Struct]] = {"prep": Prep, "post": Post, "script": Script}
 
 
-def check(plain: Any, known: KnownNames = ANYTHING) -> list[Problem]:
+def check(plain: Any, known: KnownNames = ANY_NAMES) -> list[Problem]:
     """Return the problems of a flow as written, or the first of very many."""
     return first_problems(_problems(plain, known))
 

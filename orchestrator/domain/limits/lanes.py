@@ -159,7 +159,7 @@ class Lanes:
         if is_first:
             self._doubt(lane, Rest.SOMETHING)
 
-    def was_overtaken(self, queue: str, name: str, priority: int, options: TaskOptions) -> None:
+    def claimed_early(self, queue: str, name: str, priority: int, options: TaskOptions) -> None:
         """Record that a task was claimed before it was counted. It used the turn of another ready task."""
         lane = self._lanes.get((queue, name))
         if lane is not None:
@@ -345,7 +345,7 @@ class Lanes:
             heapq.heappush(self._asleep, (granted.until, self._tickets, lane))
         return granted.turns
 
-    def give_back(self, queue: str, name: str, unused: int, now: float) -> None:
+    def return_turns(self, queue: str, name: str, unused: int, now: float) -> None:
         """Take back turns that a lane could not use."""
         lane = self._lanes[queue, name]
         self._limits.spend(lane.name, lane.options, now, -unused)

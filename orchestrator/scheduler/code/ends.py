@@ -78,7 +78,7 @@ def end_runs(tx: Transaction, ends: Sequence[RunEnd]) -> list[RunRow]:
         # A child may have continued in this tick too, so this comes after the start of successors.
         children = code_runs.children(tx.connection, with_open)
         ask_to_cancel(tx, [child.id for child in children if not child.terminates], PARENT_ENDED)
-        cancels.mark(tx.connection, [child.id for child in children if child.terminates], code=True)
+        cancels.mark_cancelling(tx.connection, [child.id for child in children if child.terminates], code=True)
     return ended
 
 

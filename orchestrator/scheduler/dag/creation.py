@@ -45,7 +45,7 @@ def retry_plan(tx: Transaction, run: bytes, plan: Plan, limit: int) -> bool:
     children = run_retries.with_children(tx.connection, run, list(singles)) if singles else set()
     retry = to_retry(plan.graph, state.steps, {*state.fans, *(singles[name] for name in children)})
     restarted = [steps[step_index].name for step_index in retry.restarted]
-    if restarted and run_retries.take_back(tx.connection, run, restarted, limit) >= limit:
+    if restarted and run_retries.delete_to_replan(tx.connection, run, restarted, limit) >= limit:
         return False
     doubtful = {
         steps[step_index].name: step_index for step_index in retry.resumed if plan.may_be_incomplete(step_index)
@@ -183,7 +183,7 @@ class StepCreation:
         created.children.extend(children)
         remaining = len(positions) - len(tasks) - len(children)
         if remaining:
-            run.plan.give_back(step_index, remaining)
+            run.plan.undo_create(step_index, remaining)
 
     def _child(
         self,

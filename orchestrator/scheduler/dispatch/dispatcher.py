@@ -331,7 +331,9 @@ class Dispatcher(CommitHooks):
             is_of_tasks = not hold.wanted or is_announced(hold.wanted)
             if is_of_tasks and hold.queue in rooms and capabilities.room(hold) == 0:
                 full.append((hold.queue, hold.name, hold.hold))
-        if full and waiting.keep_back(tx.connection, full, tx.now + timedelta(seconds=unknown_timeout), self._batch):
+        if full and waiting.hold_at_front(
+            tx.connection, full, tx.now + timedelta(seconds=unknown_timeout), self._batch
+        ):
             capabilities.grows = True
 
     def _hold_unknown(self, claim: _Claim, unknown: Sequence[Claimed]) -> None:
@@ -339,7 +341,7 @@ class Dispatcher(CommitHooks):
         claim.put_back(unknown, _UNKNOWN)
         names = {(task.queue, task.name, _UNKNOWN) for task in unknown}
         until = claim.tx.now + timedelta(seconds=claim.hold_for)
-        waiting.keep_back(claim.tx.connection, sorted(names), until, self._batch)
+        waiting.hold_at_front(claim.tx.connection, sorted(names), until, self._batch)
         self._fleet.capabilities.grows = True
 
     # -- between claims

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 import orchestrator
-from orchestrator.domain.ids import about_run, to_text
+from orchestrator.domain.ids import run_log_fields, to_text
 from orchestrator.domain.runs import RunChanges
 from orchestrator.scheduler.budget import COST
 from orchestrator.scheduler.tick_result import CommitHooks
@@ -175,7 +175,9 @@ class Backlog(CommitHooks):
         reason = {"event": 0, "kind": type(error).__name__, "message": error_line(error), "difference": ""}
         reason |= {"release": orchestrator.__version__}
         trace = "".join(traceback.format_exception(error))
-        log.error("run.stuck run=%s error=%s: nobody waits for this run", to_text(run), trace, extra=about_run(run))
+        log.error(
+            "run.stuck run=%s error=%s: nobody waits for this run", to_text(run), trace, extra=run_log_fields(run)
+        )
         stuck.set_aside(tx.connection, [(run, msgspec.json.encode(reason).decode().replace("\\u0000", " "))])
         self._update(wait=[run])
         tx.result.outgoing.counted.append(run)

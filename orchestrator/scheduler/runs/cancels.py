@@ -39,7 +39,7 @@ class Cancels:
 
     def mark(self, tx: Transaction, ids: list[bytes], *, code: bool = False) -> None:
         """Mark runs as being cancelled, so that they start nothing more."""
-        self.runs.forget(cancels.mark(tx.connection, ids, code=code))
+        self.runs.forget(cancels.mark_cancelling(tx.connection, ids, code=code))
 
     def time_out(self, tx: Transaction, limit: int, grace: float) -> list[bytes]:
         """Cancel runs that have timed out. Return those whose code must be notified first."""
@@ -64,7 +64,7 @@ class Cancels:
 
         Return whether there may be more descendants.
         """
-        below = cancels.mark_below(tx.connection, ids, tx.now, _MAX_MARKED)
+        below = cancels.cancel_descendants(tx.connection, ids, tx.now, _MAX_MARKED)
         self.runs.forget([row.id for row in below])
         ended = [row for row in below if row.state is RunState.CANCELLED]
         self.runs.follow_each(tx, ended, silent={row.id for row in ended})

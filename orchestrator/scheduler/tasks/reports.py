@@ -53,7 +53,7 @@ from orchestrator.scheduler.transaction import Transaction, isolate
 from orchestrator.store.database import error_line
 from orchestrator.store.tasks import details, transitions, unique, waiting
 from orchestrator.store.tasks.transitions import Adoption, AttemptEnd, AttemptStart, Moved, Requeue, Success
-from orchestrator.store.tasks.waiting import Earlier, Policy
+from orchestrator.store.tasks.waiting import EarlierAttempts, Policy
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Malformed, decode_flush, encode
 from orchestrator.transport.leader.streams import Inbound
@@ -257,7 +257,7 @@ def _decide(
         for _, report in unhappy
         if isinstance(report, Lost) or (report.id in policies and counts_starts(policies[report.id].options))
     ]
-    earlier_attempts = waiting.earlier(tx.connection, need_history) if need_history else {}
+    earlier_attempts = waiting.earlier_attempts(tx.connection, need_history) if need_history else {}
     executions = {task for task, policy in policies.items() if executor_of(policy.options) is not None}
     for worker, report in unhappy:
         policy = policies.get(report.id)
@@ -325,7 +325,7 @@ def watcher_lost(report: Lost) -> TaskError:
     return TaskError("WorkerLost", f"The worker that watched this execution {reason}. Another goes on watching it.")
 
 
-def lost_error(report: Lost, policy: Policy, before: Earlier, limit: int, options: TaskOptions) -> TaskError:
+def lost_error(report: Lost, policy: Policy, before: EarlierAttempts, limit: int, options: TaskOptions) -> TaskError:
     """Describe the loss of an attempt, given the earlier losses and attempts of its task."""
     if report.unheard:
         cause = (

@@ -91,7 +91,7 @@ class CodeReading(Part, CodeWork):
     def _unanswered(self, run: bytes) -> str:
         """Describe which workers could answer a request to a run that has no known obstacle."""
         with self._reading() as connection:
-            answering = reads.answering(connection, run)
+            answering = reads.answering_workers(connection, run)
         if answering is None:
             return GOING_ON
         subject = f"A worker of queue {answering.queue!r} that has workflow {answering.workflow!r} answers, and"

@@ -112,7 +112,7 @@ class Connections:
         """
         who, origin = acting.current(self._settings.audit_as)
         entry = {"who": who, "origin": origin, "act": request.split(" ")[0], "kind": "run", "target": to_text(run)}
-        return audit.ask(connection, request, run, body, **entry, detail=detail)
+        return audit.insert_request(connection, request, run, body, **entry, detail=detail)
 
     def ask_all(
         self, request: RequestKind, targets: Sequence[bytes], seen: audit.Seen = audit.NOTHING_SEEN
@@ -122,7 +122,7 @@ class Connections:
         act, _, kind = request.partition(" ")
         with self.changing(f"the requests to {request} were stored") as connection:
             entry = {"who": who, "origin": origin, "act": act, "kind": kind, "detail": {}}
-            accepted = audit.ask_all(connection, request, targets, seen, **entry)
+            accepted = audit.insert_requests(connection, request, targets, seen, **entry)
         self.retries += act == "retry"
         return accepted
 

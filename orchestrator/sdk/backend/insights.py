@@ -56,7 +56,7 @@ class InsightBackend(Part, InsightCalls):
     sample_runs = reading(insights.sample_runs)
     count_open_others = reading(insights.count_open_others)
     search = reading(insights.search)
-    ids_begin_with = reading(lookup.begin_with)
+    ids_begin_with = reading(lookup.find_by_partial_id)
     enough_of_ids = reading(lookup.distinguishing_length)
     runs_under = reading(run_keys.find)
     overview = reading(insights.overview)

@@ -132,7 +132,7 @@ class RunBackend(Part, RunWork):
             names = [graph.steps[index].name for index in kept.successes]
             dags.copy_results(connection, run, new, names, msgspec.msgpack.encode(kept))
         if kept is not None or is_composed(definition.name):  # a composition's arguments may be in the payload store
-            payloads.keep_all(connection, run, new)
+            payloads.copy_keepers(connection, run, new)
 
     # -- requests
 

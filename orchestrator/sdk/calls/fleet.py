@@ -10,10 +10,10 @@ from msgspec import Meta
 
 from orchestrator.domain.access import Scope
 from orchestrator.domain.limits.buckets import Rate
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.sdk.calls.checked import Concurrency, FailedRetention, QueueName, SuccessRetention
 from orchestrator.sdk.calls.declaring import SYSTEM, Kind, Rest, Wrapped, call
-from orchestrator.transport.quarantine import CAP, SetAside
+from orchestrator.transport.quarantine import CAP, QuarantinedMessage
 
 Name = Annotated[str, Meta(min_length=1, max_length=300)]
 
@@ -39,18 +39,18 @@ class FleetCalls(Protocol):
 
 
 Limit = Annotated[int, Meta(ge=1, le=CAP)]
-EntryId = Annotated[str, Meta(pattern=whole("[0-9]{1,19}(-[0-9]{1,19})?"))]
+EntryId = Annotated[str, Meta(pattern=anchored("[0-9]{1,19}(-[0-9]{1,19})?"))]
 
 
 class QuarantineCalls(Protocol):
     """Calls about quarantined messages."""
 
     @call(Scope.OPERATE, about=SYSTEM, repeatable=True)
-    def newest(self, limit: Limit) -> list[SetAside]:
+    def newest(self, limit: Limit) -> list[QuarantinedMessage]:
         """Return the newest quarantined messages."""
 
     @call(Scope.OPERATE, about=SYSTEM, repeatable=True)
-    def find(self, entry: EntryId) -> SetAside | None:
+    def find(self, entry: EntryId) -> QuarantinedMessage | None:
         """Return one quarantined message."""
 
     @call(

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.domain.plain import unstorable
 from orchestrator.domain.problems import Path
 from orchestrator.domain.schedules.cron import cron_problem
-from orchestrator.domain.schedules.schedule import MAX_CAUGHT_UP, Schedule, catch_up_parts, from_data, moment
+from orchestrator.domain.schedules.schedule import MAX_CAUGHT_UP, Schedule, catch_up_parts, from_data, parse_moment
 from orchestrator.errors import InvalidWorkflow, did_you_mean
 from orchestrator.sdk.dag import fields
 from orchestrator.sdk.dag.document import Node, from_plain
@@ -55,7 +55,7 @@ def _check_bounds(reader: Fields, values: dict[str, Any], path: Path) -> None:
         )
     elif len(bounds) == 2:
         zone = zoneinfo.ZoneInfo(values.get("timezone", "UTC"))
-        if moment(values["start"], zone) >= moment(values["end"], zone):
+        if parse_moment(values["start"], zone) >= parse_moment(values["end"], zone):
             reader.problem((*path, "end"), f"expected a moment after start, {values['start']}, found {values['end']}.")
 
 

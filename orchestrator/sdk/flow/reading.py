@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.domain.flow import checks
-from orchestrator.domain.flow.checks import ANYTHING, KnownNames
+from orchestrator.domain.flow.checks import ANY_NAMES, KnownNames
 from orchestrator.domain.flow.definition import Flow, body_of, from_plain
 from orchestrator.domain.problems import Problem
 from orchestrator.errors import InvalidWorkflow
@@ -25,11 +25,11 @@ Find = Callable[[str, int | None], tuple[int, dict[str, Any]] | None]
 """Returns the version and body of a published flow; without a version, of the newest one."""
 
 
-def load(path: str | Path, known: KnownNames = ANYTHING, find: Find | None = None) -> Flow:
+def load(path: str | Path, known: KnownNames = ANY_NAMES, find: Find | None = None) -> Flow:
     return loads(document.text_of(path), str(path), known, find)
 
 
-def loads(text: str, source: str = "<text>", known: KnownNames = ANYTHING, find: Find | None = None) -> Flow:
+def loads(text: str, source: str = "<text>", known: KnownNames = ANY_NAMES, find: Find | None = None) -> Flow:
     """Read a flow from a string. `source` names it in messages."""
     root, unreadable = document.read(text)
     if root is None:
@@ -41,7 +41,7 @@ def loads(text: str, source: str = "<text>", known: KnownNames = ANYTHING, find:
     return from_plain(plain)
 
 
-def from_data(plain: Any, source: str = "flow", known: KnownNames = ANYTHING, find: Find | None = None) -> Flow:
+def from_data(plain: Any, source: str = "flow", known: KnownNames = ANY_NAMES, find: Find | None = None) -> Flow:
     if checks.count_nodes(plain) > checks.MAX_NODES:
         raise InvalidWorkflow(f"{source}: {checks.TOO_MANY}")
     try:

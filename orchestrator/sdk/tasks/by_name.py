@@ -15,7 +15,7 @@ from orchestrator.sdk.checks import check_name, for_message
 from orchestrator.sdk.ids import new_id, new_ids
 from orchestrator.sdk.middleware import HookStack
 from orchestrator.sdk.tasks.compositions import Arguments, arguments_of
-from orchestrator.sdk.tasks.options import CallOptions, Placed, once, with_options
+from orchestrator.sdk.tasks.options import CallOptions, Placed, idempotency_key, with_options
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.sdk.values.sealing import outgoing_task, store_of, task_with_stored_arguments
@@ -43,7 +43,7 @@ def call_by_name(
         chosen, placed = _cached_options(
             name, {option: options[option] for option in options if option != _ONCE}, period
         )
-        placed = placed._replace(unique=once(name, key, period))
+        placed = placed._replace(unique=idempotency_key(name, key, period))
     is_inline = placed.unique is not None and placed.unique.same_call
     task = NewTask(
         id=new_id(),

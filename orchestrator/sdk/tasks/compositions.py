@@ -116,7 +116,7 @@ class Call(Composition[O_co]):
         yield self
 
     def _restored(self, value: Any) -> Any:
-        return value if isinstance(value, OrchestratorError) else self.task._signature.restore_kept(value)
+        return value if isinstance(value, OrchestratorError) else self.task._signature.convert_stored(value)
 
     def _has_same_shape(self, other: Composition[Any]) -> bool:
         if not isinstance(other, Call) or (self.immutable, len(self.args)) != (other.immutable, len(other.args)):

@@ -311,7 +311,7 @@ class CallOptions:
 
     def _unique(self, task: str, arguments: Mapping[str, Any], idempotency_period: float) -> UniqueKey | None:
         if self.idempotency_key is not None:
-            return once(task, self.idempotency_key, idempotency_period)
+            return idempotency_key(task, self.idempotency_key, idempotency_period)
         computed = _compute(self.unique_key, arguments)
         if computed is None:
             return None
@@ -321,7 +321,7 @@ class CallOptions:
         return UniqueKey(key, "period", check_seconds("unique_for", self.unique_for), self.on_duplicate)
 
 
-def once(task: str, key: object, period: float) -> UniqueKey:
+def idempotency_key(task: str, key: object, period: float) -> UniqueKey:
     full = own_key("once", task, check_key("idempotency_key", key))
     return UniqueKey(full, "period", period, same_call=True)
 

@@ -293,7 +293,7 @@ class Signature:
             payload_error.data = {"returned": value}
             raise payload_error from error
 
-    def restore_kept(self, value: Any) -> Any:
+    def convert_stored(self, value: Any) -> Any:
         """Convert the stored result of a task. Accept None for any type: it means that no result was stored."""
         try:
             return self.restore_result(value)

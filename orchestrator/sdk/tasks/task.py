@@ -153,7 +153,7 @@ class Task(Parts[P, R]):
         described = scheduled._described(identifier, args, kwargs, commander.run_id, ordinal)
         described = scheduled_task(described, self._client.settings)
         commander.issue(ScheduleTask(ordinal, described, digest_call(args, kwargs)))
-        restore = self._signature.restore_kept
+        restore = self._signature.convert_stored
         return DurableFuture(commander, identifier, f"Task {self.name!r}", restore, CancelTask(identifier))
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:

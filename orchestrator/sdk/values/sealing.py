@@ -6,7 +6,7 @@ import msgspec
 
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.payloads import keeping
-from orchestrator.payloads.keeping import MEANS, PayloadStore
+from orchestrator.payloads.keeping import STORE_CAPABILITY, PayloadStore
 from orchestrator.sealing import CALL, Vault, key_name, vault_of
 from orchestrator.settings import Settings
 
@@ -72,4 +72,4 @@ def store_of(settings: Settings) -> PayloadStore | None:
 
 def store_capabilities(settings: Settings) -> list[str]:
     """Return the capabilities that a worker announces for its payload store."""
-    return [] if store_of(settings) is None else [key_name(MEANS)]
+    return [] if store_of(settings) is None else [key_name(STORE_CAPABILITY)]

@@ -92,7 +92,7 @@ SELECT /* code_reads.answering */ r.workflow, t.queue,
                       UNION ALL SELECT queue FROM orchestrator.ended_tasks WHERE id = r.id LIMIT 1) AS t
  WHERE r.id = %(run)s::uuid
 """)
-def answering(connection: Connection, run: bytes) -> Answering | None:
+def answering_workers(connection: Connection, run: bytes) -> Answering | None:
     """Return the number of live workers that have the code of a run."""
 
 

@@ -52,7 +52,7 @@ SELECT /* insights.activity.ended */ queue, status, floor(extract(epoch FROM end
          ORDER BY ended_at DESC LIMIT {MAX_ENDED}) AS latest
  GROUP BY 1, 2, 3
 """)
-def ended_lately(connection: Connection, seconds: float) -> list[EndedInSecond]:
+def recently_ended(connection: Connection, seconds: float) -> list[EndedInSecond]:
     """Return the number of tasks that ended in each of the last seconds, counting at most `MAX_ENDED`."""
 
 
@@ -157,7 +157,7 @@ SELECT /* insights.activity.failures */ name, coalesce(error->>'kind', reason, s
 """)
 
 
-def failures_lately(connection: Connection) -> list[FailureGroup]:
+def recent_failures(connection: Connection) -> list[FailureGroup]:
     """Return the failures of the last quarter of an hour by task, error and queue, counting at most `_MAX_FAILURES`.
 
     Snoozed groups are left out, and acknowledged groups come last.

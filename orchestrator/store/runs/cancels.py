@@ -22,7 +22,7 @@ UPDATE /* cancels.mark */ orchestrator.runs
    AND (%(code)s::boolean OR NOT code OR status = 'pending')
 RETURNING id
 """)
-def mark(connection: Connection, ids: Sequence[bytes], *, code: bool = False) -> list[bytes]:
+def mark_cancelling(connection: Connection, ids: Sequence[bytes], *, code: bool = False) -> list[bytes]:
     """Mark runs as cancelling; their tasks are cancelled in slices. With `code`, running code is terminated, too.
 
     Code that has not begun has nothing to clean up, and is always cancelled.
@@ -90,7 +90,7 @@ UPDATE orchestrator.runs r
  WHERE r.ctid = found.place
 RETURNING {COUNTERS}
 """)
-def mark_below(connection: Connection, ids: Sequence[bytes], now: datetime, limit: int) -> list[RunRow]:
+def cancel_descendants(connection: Connection, ids: Sequence[bytes], now: datetime, limit: int) -> list[RunRow]:
     """Cancel all descendants of runs that are being cancelled.
 
     Descendants that have not begun end at once. Children of runs of code follow when the parent ends, according to
@@ -263,7 +263,7 @@ WITH /* run_retries.take_back */ old AS (
 )
 SELECT count(*) FROM (SELECT id FROM old UNION ALL SELECT id FROM orphaned) AS gone
 """)
-def take_back(connection: Connection, run: bytes, steps: Sequence[str], limit: int) -> int:
+def delete_to_replan(connection: Connection, run: bytes, steps: Sequence[str], limit: int) -> int:
     """Delete a slice of the tasks of steps to plan again, and detach child runs; return the number of rows."""
 
 

@@ -501,7 +501,7 @@ class MemoryWorkerStreams:
 
         self._call("beat", effect)
 
-    def leave(self, workers: Sequence[str], stopped: Sequence[str]) -> None:
+    def deregister(self, workers: Sequence[str], stopped: Sequence[str]) -> None:
         del stopped  # which is only shown to people
 
         def effect() -> None:

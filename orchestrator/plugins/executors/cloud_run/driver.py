@@ -22,7 +22,7 @@ from orchestrator.domain.executors.options import OUTPUT_VARIABLE, Broken, Execu
 from orchestrator.errors import GiveUp
 from orchestrator.plugins.executors.cloud_run import OWN_VARIABLE, CloudRun
 from orchestrator.workers.executors.asking import Answer
-from orchestrator.workers.executors.left_outputs import LeftOutputs
+from orchestrator.workers.executors.left_outputs import ExecutionFolders
 from orchestrator.workers.executors.protocol import Gone, Poller, Setup, Unequipped, Unreachable, Watcher
 from orchestrator.workers.executors.rest import Api, refusal
 
@@ -47,7 +47,7 @@ class CloudRunExecutor:
 
     def __init__(self, setup: Setup) -> None:
         self._settings = setup.settings
-        self._stored_outputs = LeftOutputs(self._settings)
+        self._stored_outputs = ExecutionFolders(self._settings)
         self._jobs: dict[str, _CloudJob] = {}
         self._token = GoogleToken()
 

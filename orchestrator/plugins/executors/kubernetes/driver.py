@@ -40,7 +40,7 @@ from orchestrator.plugins.executors.kubernetes.job import (
     verdict,
 )
 from orchestrator.workers.executors.asking import Answer, TooLarge
-from orchestrator.workers.executors.left_outputs import LeftOutputs
+from orchestrator.workers.executors.left_outputs import ExecutionFolders
 from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable, Watcher, finished
 from orchestrator.workers.executors.rest import Api
 
@@ -75,7 +75,7 @@ class KubernetesExecutor:
 
     def __init__(self, setup: Setup) -> None:
         self._settings = setup.settings
-        self._stored_outputs = LeftOutputs(self._settings)
+        self._stored_outputs = ExecutionFolders(self._settings)
         self._clusters: dict[str, Cluster] = {}
         self._spaces: dict[tuple[str, str], _Space] = {}
 
