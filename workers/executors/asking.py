@@ -134,8 +134,8 @@ class Incoming:
         parts, size = list[bytes](), 0
         async for part in self:
             size += len(part)
-            if size > largest:
-                raise TooLarge(f"{self._place.authority} answered with more than {largest:,} bytes")
+            if size > max_size:
+                raise TooLarge(f"{self._place.authority} answered with more than {max_size:,} bytes")
             parts.append(part)
         return replace(self.head, body=b"".join(parts))
 
@@ -162,7 +162,7 @@ class Incoming:
 async def ask(place: Endpoint, request: Request, *, max_size: int, allowed: Destinations | None = None) -> Answer:
     """Send a request, and return the answer, of at most `max_size` bytes. Cancellation closes the connection."""
     async with open_response(place, request, allowed=allowed) as incoming:
-        return await incoming.read_body(largest)
+        return await incoming.read_body(max_size)
 
 
 @asynccontextmanager

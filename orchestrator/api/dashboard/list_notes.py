@@ -39,7 +39,7 @@ from orchestrator.store.insights.arguments import calls_of_tasks
 from orchestrator.store.insights.lookup import kinds_of_names
 from orchestrator.store.insights.runs import workflows_with_runs
 from orchestrator.transport.connection import connect
-from orchestrator.transport.journal import LOSSES, read_progress
+from orchestrator.transport.journal import LOSSES, read_all_progress
 
 _MAX_NAMES = 8
 _MAX_CALL_LENGTH = 2_000
@@ -101,7 +101,7 @@ def _progress_of(api: Api, tasks: Iterable[TaskView | RunningTask]) -> dict[UUID
         return {}
     try:
         with closing(connect(api.settings.require_redis(), timeout=_REDIS_TIMEOUT)) as redis:
-            marks = read_progress(redis, api.backend.connections.keys, [*running])
+            marks = read_all_progress(redis, api.backend.connections.keys, [*running])
     except LOSSES:
         return {}
     return {

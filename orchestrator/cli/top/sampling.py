@@ -24,7 +24,7 @@ from orchestrator.store.insights.system import find_leader
 from orchestrator.store.load import QueueLoad, SystemLoad, queue_loads, system_load, use_indexes
 from orchestrator.telemetry import first_line
 from orchestrator.transport.connection import UNAVAILABLE, connect
-from orchestrator.transport.journal import read_progress
+from orchestrator.transport.journal import read_all_progress
 from orchestrator.transport.keys import Keys
 
 MINUTE = 60
@@ -184,7 +184,7 @@ class Sampler:
             if isinstance(memory, Exception):
                 raise memory
             running = {UUID(task.id).bytes: task for task in snapshot.running if task.status == "running"}
-            progress = read_progress(self._redis, self._keys, [*running])
+            progress = read_all_progress(self._redis, self._keys, [*running])
         except UNAVAILABLE as error:
             return replace(snapshot, redis=first_line(error))
         in_quarantine = quarantined if isinstance(quarantined, int) else 0

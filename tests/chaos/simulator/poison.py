@@ -84,7 +84,7 @@ class Poisons:
                 (runs, "settle", "count", lambda given: given[1]),
                 (Triggers, "runs_ended", "hooks", lambda given: [run.id for _, run in given[2]]),
                 (requests, "requeue_runs", "request", lambda given: given[1]),
-                (cancels, "mark", "request", lambda given: given[1]),
+                (cancels, "mark_cancelling", "request", lambda given: given[1]),
                 (cancels, "without_open_work", "stop", lambda given: given[1]),
             ):
                 stack.enter_context(patch.object(owner, name, self._around(getattr(owner, name), operation, ids)))
