@@ -277,10 +277,10 @@ def prerequisite(engine: Engine) -> Prerequisite:
         with engine.connect() as connection:
             return check_schema(connection)
 
-    return Prerequisite("Postgres", check, _passing)
+    return Prerequisite("Postgres", check, _outage_of)
 
 
-def _passing(error: Exception) -> str | None:
+def _outage_of(error: Exception) -> str | None:
     """Return the message of an outage; None if someone must correct a setting or the schema first."""
     return explain(error) if is_outage(error) and not _MISTAKE.search(str(error)) else None
 

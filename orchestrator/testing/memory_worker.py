@@ -31,11 +31,11 @@ class MemoryWorker:
         self,
         app: Orchestrator,
         tasks: Mapping[bytes, TestedTask],
-        hand_over: Callable[[Sequence[NewTask]], Mapping[bytes, KeyHolder]],
+        send_tasks: Callable[[Sequence[NewTask]], Mapping[bytes, KeyHolder]],
     ) -> None:
         self._app = app
         self._tasks = tasks
-        self.send_tasks = hand_over
+        self.send_tasks = send_tasks
         self._runner = Runner(app, self, Allowed(app, ()))
         self._is_open = False
         """Whether the application's resources are open, as in a started worker process."""

@@ -91,7 +91,7 @@ class ProcessExecutor:
             await self._call(partial(spool.prepare, input, execution.specification))
             environment, command = _environment(execution, options, spool), [program, *options.command[1:]]
             if account is not None:
-                await self._call(partial(spool.hand_over, account.uid, account.gid))
+                await self._call(partial(spool.grant_access, account.uid, account.gid))
                 environment, command = {**environment, "HOME": account.home, **options.env}, [*account.prefix, *command]
             keeper = await begin(spool, options, command, environment)
         return f"{self._host} {keeper.pid} {keeper.started or '-'} {spool.folder}"

@@ -86,7 +86,7 @@ class Runs:
         if code := [row.id for row in begun if row.code]:
             tx.result.wake.delayed |= bool(stuck.wake(tx.connection, code))  # some runs have a deadline now
         planned = [row for row in begun if row.workflow is not None and not row.code]
-        self.backlog.release(tx, [row.id for row in planned if row.again])
+        self.backlog.release(tx, [row.id for row in planned if row.is_retry])
         self.notify(tx, [(row.id, [_beginning(row)]) for row in planned], is_urgent=True)
 
     def _refuse_cycles(self, tx: Transaction, waiting: list[bytes], limit: int) -> None:
@@ -257,8 +257,8 @@ class Runs:
             for run, learned in facts.items()
             if run not in saved and isinstance(learned[0], Outcome) and is_derived(learned[0].id)
         }
-        heard = append_facts(tx, of_code, deltas) if of_code else set()
-        rest = {run: delta for run, delta in deltas.items() if run not in heard}
+        notified = append_facts(tx, of_code, deltas) if of_code else set()
+        rest = {run: delta for run, delta in deltas.items() if run not in notified}
         if rest:
             plans = {run: (plan.state, plan.expanding) for run, plan in saved.items()}
             is_gathered = tx.gathers(len(rest), sum(len(plan.state) for plan in saved.values()))
@@ -372,7 +372,7 @@ def _delta(changes: Sequence[RunChanges]) -> dict[str, int]:
 
 def _beginning(row: RunRow) -> RunChanges:
     """Return the changes that tell a run's plan that the run begins, or begins again."""
-    return RunChanges(begun=not row.again, closed=row.again, is_retried=row.again, of_flow=row.flow)
+    return RunChanges(begun=not row.is_retry, closed=row.is_retry, is_retried=row.is_retry, of_flow=row.flow)
 
 
 def _announced(run: RunRow, turn_task: TurnTaskEnd | None) -> Ended:

@@ -45,7 +45,7 @@ class Cancels:
         """Cancel runs that have timed out. Return those whose code must be notified first."""
         late = cancels.time_out(tx.connection, tx.now, limit, grace)
         self.runs.forget([run.id for run in late])
-        return [run.id for run in late if run.is_told]
+        return [run.id for run in late if run.must_notify_code]
 
     def go_on(self, tx: Transaction, limit: int) -> None:
         """Cancel descendants of runs being cancelled, and end those runs with nothing open.

@@ -184,7 +184,7 @@ class Reports:
                 create_enqueued(tx, enqueued)
         if started:
             tx.result.capacity.begun += [(start.id, start.attempt) for start in started]
-            tx.result.outgoing.moved += transitions.start(tx.connection, started, tx.now, told=tx.is_watched)
+            tx.result.outgoing.moved += transitions.start(tx.connection, started, tx.now, notify=tx.is_watched)
         if activated:
             apply_activations(tx, self.code, activated, self.inline_result)
         endings = _decide(tx, unhappy, retried, self.loss_limit) if unhappy else []

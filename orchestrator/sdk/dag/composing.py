@@ -69,7 +69,7 @@ class Composer:
                 f"via the same cell, and register all with the same Orchestrator."
             )
         _task(first)._refuse_in_workflow("started in a composition")
-        hand_over = _task(first).options(on_success=on_success)._enqueue_path()
+        submit = _task(first).options(on_success=on_success)._enqueue_path()
         key, tags = None if key is None else check_label("key", key), check_tags(tags)
         run_name = check_name("run", name or _label(part))
         shape = _Shape(self._client, run_name if name is None else _label(part))
@@ -86,7 +86,7 @@ class Composer:
         start = StartSteps(
             definition.name, key=key, tags=tags, name=run_name, definitions=tuple(map(_encoded, definitions))
         )
-        run_id = start_run(self._client, start, {ARGS: args}, create, run_id, hand_over, lambda: _seen(part))
+        run_id = start_run(self._client, start, {ARGS: args}, create, run_id, submit, lambda: _seen(part))
         return CompositionHandle(self._client, run_id, lambda: definition, part._restored, first.task._signature)
 
 

@@ -246,9 +246,9 @@ def _registered(
         task._signature.check((), constants)
         options = _fixed(task, options, constants)
     key = options.concurrency_key
-    travelling = options.to_task_options(float(options.weight))  # type: ignore[arg-type]
+    task_options = options.to_task_options(float(options.weight))  # type: ignore[arg-type]
     return Registered(
-        options={} if travelling == DEFAULT_OPTIONS else msgspec.to_builtins(travelling),
+        options={} if task_options == DEFAULT_OPTIONS else msgspec.to_builtins(task_options),
         queue=task._own_queue,
         priority=options.priority,
         delay=options.delay_seconds or None,

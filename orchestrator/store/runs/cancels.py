@@ -33,7 +33,7 @@ class Late(NamedTuple):
     """A run that has timed out."""
 
     id: bytes
-    is_told: bool
+    must_notify_code: bool
     """Whether the code must be notified, and has a grace period to end."""
 
 
@@ -43,7 +43,7 @@ WITH /* cancels.time_out */ due AS MATERIALIZED (
      WHERE deadline <= %(now)s::timestamptz AND status = 'running' AND ended_at IS NULL AND NOT cancelling
      ORDER BY deadline LIMIT %(limit)s
 ), judged AS (
-    SELECT due.id, due.code AND NOT due.over AS is_told,
+    SELECT due.id, due.code AND NOT due.over AS must_notify_code,
            NOT due.code OR due.over AND due.stuck IS NULL AND (own.id IS NULL OR unheard.number IS NULL) AS ends
       FROM due
       LEFT JOIN LATERAL (
@@ -59,7 +59,7 @@ UPDATE orchestrator.runs r
   FROM judged late
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = late.id LIMIT 1) AS found
  WHERE r.ctid = found.place
-RETURNING r.id, late.is_told
+RETURNING r.id, late.must_notify_code
 """)
 def time_out(connection: Connection, now: datetime, limit: int, grace: float) -> list[Late]:
     """Mark runs that have timed out; their tasks are cancelled in slices, and then the runs fail.

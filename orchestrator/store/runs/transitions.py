@@ -42,7 +42,7 @@ class RunRow(NamedTuple):
     """For a traced run: its creation time in Unix seconds."""
     flow: bool = False
     """Whether the run is of a flow, whose planner ends it."""
-    again: bool = False
+    is_retry: bool = False
     """Whether the run has begun before, and a person retries it."""
 
     @property
@@ -74,7 +74,7 @@ class RunRow(NamedTuple):
 COUNTERS = columns_of(
     RunRow,
     "r",
-    but=("again",),
+    but=("is_retry",),
     child_id="coalesce(r.child_id, r.id)",
     created="CASE WHEN r.trace IS NOT NULL THEN extract(epoch FROM r.created_at)::double precision END",
 )
@@ -115,7 +115,7 @@ UPDATE orchestrator.runs r
   FROM admitted a
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = a.id LIMIT 1) AS found
  WHERE r.ctid = found.place
-RETURNING {COUNTERS}, a.started_at IS NOT NULL AS again
+RETURNING {COUNTERS}, a.started_at IS NOT NULL AS is_retry
 """
 _BEGIN_ALONE = Prepared[RunRow](_BEGIN.format(name="runs.begin", holders="orchestrator.runs"))
 _BEGIN_SHARED = Prepared[RunRow](_BEGIN.format(name="runs.begin_shared", holders="orchestrator.all_runs"))
