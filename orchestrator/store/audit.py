@@ -98,7 +98,7 @@ _SELECTING = {
        AND coalesce(attempt = {_SEEN}::bigint, true) AND {KEEPS_KEY} IS NULL AND {REVIVABLE}""",
 }
 """Selects the objects whose state allows the request. A retry that must reclaim a unique key is requested by
-`revival.insert_request`. A child run is deleted with its parent."""
+`revival.request_retry`. A child run is deleted with its parent."""
 _STORING = {
     RequestKind.DELETE_RUN: """INSERT INTO orchestrator.deletions (run_id) SELECT id FROM fitting
     ON CONFLICT (run_id) DO UPDATE SET run_id = EXCLUDED.run_id RETURNING run_id"""

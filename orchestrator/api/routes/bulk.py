@@ -66,7 +66,7 @@ def cancel_tasks(api: Api, body: Cancel, key_scope: KeyScope) -> Cancelled:
         count = 0
         for connections in api.backend.each:
             with connections.changing("the request to cancel tasks was stored") as connection:
-                requested = cancels.ask(connection, task_filter, key_scope.queues)
+                requested = cancels.request_cancel(connection, task_filter, key_scope.queues)
                 connections.record(connection, "cancel", "open tasks", body.queue or "", tasks=requested, **detail)
                 count += requested
     return Cancelled(

@@ -208,7 +208,7 @@ class TaskBackend(Part, TaskWork):
     def withdraw(self, tasks: Sequence[bytes]) -> None:
         """Ask the leader to cancel those tasks that were not dispatched yet. The others continue."""
         with self._connections.changing("the request to withdraw tasks was stored") as connection:
-            cancels.ask_withdrawal(connection, tasks)
+            cancels.request_withdrawal(connection, tasks)
             self._connections.record(connection, "withdraw", "tasks", "", count=len(tasks))
 
     def are_withdrawn(self) -> bool:
@@ -229,7 +229,7 @@ class TaskBackend(Part, TaskWork):
         check_state(RequestKind.RETRY_TASK, task, state, allowed=is_cancelled or state in _RETRIED)
         written = f"the request to {RequestKind.RETRY_TASK} {to_text(task)} was stored"
         with self._connections.writing(written, transaction=True) as connection:
-            taken = revival.ask(connection, task, attempt)
+            taken = revival.request_retry(connection, task, attempt)
             if taken is None:
                 self._connections.record(connection, "retry", "task", to_text(task))
         if taken is not None:
@@ -255,7 +255,7 @@ class TaskBackend(Part, TaskWork):
         with self._connections.changing("the request to retry failed tasks was stored") as connection:
             groups = redrive.preview(connection, wanted, within)
             for queue in sorted({group.queue for group in groups}) if within else [wanted.queue] if groups else []:
-                redrive.ask(connection, msgspec.structs.replace(wanted, queue=queue))
+                redrive.request_retries(connection, msgspec.structs.replace(wanted, queue=queue))
                 self._connections.record(connection, "retry", "failed tasks", queue or "", **_criteria(wanted))
             self._connections.retries += 1
         return sum(group.tasks for group in groups)

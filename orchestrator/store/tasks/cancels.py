@@ -66,7 +66,7 @@ def preview(connection: Connection, wanted: OpenFilter, within: str = "") -> lis
     return _PREVIEW(connection, _parameters(wanted), within=within)
 
 
-def ask(connection: Connection, wanted: OpenFilter, within: str = "") -> int:
+def request_cancel(connection: Connection, wanted: OpenFilter, within: str = "") -> int:
     """Ask the leader to cancel the matching tasks; return their number."""
     return _ASK.count(connection, _parameters(wanted), within=within)
 
@@ -75,7 +75,7 @@ def ask(connection: Connection, wanted: OpenFilter, within: str = "") -> int:
 INSERT /* cancels.withdraw */ INTO orchestrator.inbox (kind, target)
 SELECT '{RequestKind.WITHDRAW_TASK}', id FROM unnest(%(tasks)s::uuid[]) AS asked(id)
 """)
-def ask_withdrawal(connection: Connection, tasks: Sequence[bytes]) -> None:
+def request_withdrawal(connection: Connection, tasks: Sequence[bytes]) -> None:
     """Ask the leader to cancel tasks that were not dispatched yet."""
 
 

@@ -142,7 +142,7 @@ def preview_latest(
     return [group._replace(example=reveal_text(group.example)) for group in groups], has_more
 
 
-def ask(connection: Connection, wanted: FailedFilter) -> None:
+def request_retries(connection: Connection, wanted: FailedFilter) -> None:
     """Ask the leader to retry the failed tasks that match now."""
     # A leader of the previous release ignores `kind`; `error` keeps it from retrying all tasks.
     if wanted.kind and "#" not in wanted.kind and wanted.error is None:
