@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.fleet.window import mean_time, needed_slots
+from orchestrator.domain.fleet.window import mean_time, wanted_slots
 from orchestrator.store import throughput
 from orchestrator.store.fleet import IS_FRESH
 from orchestrator.store.namespaces import root_of
@@ -327,7 +327,7 @@ def queue_demands(
         ready, oldest = (0, None) if load.paused else (load.ready, load.oldest)
         busy = min(load.in_flight, load.slots)
         rate, run_time = (counts.dispatched / 60, mean_time(counts.runs)) if counts else (0.0, None)
-        slots_needed = needed_slots(ready=ready, busy=busy, oldest=oldest, rate=rate, run_time=run_time)
+        slots_needed = wanted_slots(ready=ready, busy=busy, oldest=oldest, rate=rate, run_time=run_time)
         demands.append(
             QueueDemand(
                 queue=load.queue,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.domain.durations import SECONDS
-from orchestrator.domain.fleet.window import mean_time, needed_slots
+from orchestrator.domain.fleet.window import mean_time, wanted_slots
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ from orchestrator.domain.fleet.window import mean_time, needed_slots
 def test_wanted_slots(
     ready: int, busy: int, oldest: float | None, rate: float, run_time: float | None, wanted: int
 ) -> None:
-    assert needed_slots(ready=ready, busy=busy, oldest=oldest, rate=rate, run_time=run_time) == wanted
+    assert wanted_slots(ready=ready, busy=busy, oldest=oldest, rate=rate, run_time=run_time) == wanted
 
 
 @given(
@@ -55,9 +55,9 @@ def test_wanted_slots(
 def test_never_fewer_than_are_busy_and_more_for_more(
     ready: int, busy: int, oldest: float, rate: float, run_time: float | None
 ) -> None:
-    wanted = needed_slots(ready=ready, busy=busy, oldest=oldest, rate=rate, run_time=run_time)
+    wanted = wanted_slots(ready=ready, busy=busy, oldest=oldest, rate=rate, run_time=run_time)
     assert wanted >= busy
-    assert needed_slots(ready=ready + 100, busy=busy, oldest=oldest, rate=rate + 1, run_time=run_time) >= wanted
+    assert wanted_slots(ready=ready + 100, busy=busy, oldest=oldest, rate=rate + 1, run_time=run_time) >= wanted
 
 
 def test_the_mean_of_a_histogram() -> None:

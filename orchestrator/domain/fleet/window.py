@@ -36,7 +36,7 @@ _UTILISATION = 0.8
 """The share of the slots that arriving tasks should fill on average. The rest absorbs bursts."""
 
 
-def needed_slots(*, ready: int, busy: int, oldest: float | None, rate: float, run_time: float | None) -> int:
+def wanted_slots(*, ready: int, busy: int, oldest: float | None, rate: float, run_time: float | None) -> int:
     """Return how many slots keep up with arriving tasks and start the backlog in time; at least the busy ones.
 
     `rate` is the number of tasks that start per second. The slots for the backlog depend on the time remaining for its
