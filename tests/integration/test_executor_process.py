@@ -634,7 +634,7 @@ def test_the_driver_has_the_rest_told_once_it_has_ended_a_command() -> None:
         async def cancel(self, *_: Any) -> None:
             done.append("ended")
 
-        async def pass_on_rest(self, *heard: Any) -> None:
+        async def drain_output(self, *heard: Any) -> None:
             done.append(heard[-1])
 
     async def story(executor: ProcessExecutor) -> None:
