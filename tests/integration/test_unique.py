@@ -428,7 +428,7 @@ def test_more_keys_than_postgres_has_locks(system: System) -> None:
 def test_who_takes_many_keys_at_once_keeps_the_leader_waiting_no_longer_than_others(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
-    monkeypatch.setattr(store, "_MANY", 2 if many else 100)
+    monkeypatch.setattr(store, "_MAX_LOCKS", 2 if many else 100)
     tasks = [wanting(f"{many}-{number}") for number in range(5)]
     late, other = wanting(f"{many}-3"), wanting(f"{many}-other")
     with engine.connect() as client, engine.connect() as leader:
