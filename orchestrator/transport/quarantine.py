@@ -30,7 +30,7 @@ class Refused(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuarantinedMessage:
+class SetAside:
     """A quarantined message."""
 
     id: str
@@ -61,12 +61,12 @@ def set_aside_now(redis: Redis, keys: Keys, refused: Iterable[Refused]) -> None:
     pipeline.execute()
 
 
-def newest(redis: Redis, keys: Keys, limit: int) -> list[QuarantinedMessage]:
+def newest(redis: Redis, keys: Keys, limit: int) -> list[SetAside]:
     """Return the last quarantined messages, newest first."""
     return [_view(*entry) for entry in cast("list[_Entry]", redis.xrevrange(keys.quarantine, count=limit))]
 
 
-def find(redis: Redis, keys: Keys, entry: str) -> QuarantinedMessage | None:
+def find(redis: Redis, keys: Keys, entry: str) -> SetAside | None:
     entries = cast("list[_Entry]", redis.xrange(keys.quarantine, entry, entry))
     return _view(*entries[0]) if entries else None
 
@@ -81,13 +81,13 @@ def clear(redis: Redis, keys: Keys) -> int:
 _Entry = tuple[bytes, dict[bytes, bytes]]
 
 
-def _view(entry: bytes, fields: dict[bytes, bytes]) -> QuarantinedMessage:
+def _view(entry: bytes, fields: dict[bytes, bytes]) -> SetAside:
     def text(name: bytes) -> str:
         return fields.get(name, b"").decode(errors="replace")
 
     body = fields.get(b"body", b"")
     milliseconds = min(stream_position(entry.decode())[0], 253_402_300_799_000)
-    return QuarantinedMessage(
+    return SetAside(
         id=entry.decode(),
         at=datetime.fromtimestamp(milliseconds / 1000, UTC),
         source=text(b"entry"),

@@ -57,7 +57,7 @@ def with_server(said: bytes, steps: Callable[[str], Awaitable[T]], *, stays: boo
 
 def asked(said: bytes, **more: Any) -> tuple[Answer, bytes]:
     request = Request("POST", "/x?a=1", b"{}", [("Authorization", "Bearer k")])
-    return with_server(said, lambda url: ask(Endpoint.of(url), request, **{"largest": 100, **more}))
+    return with_server(said, lambda url: ask(Endpoint.of(url), request, **{"max_size": 100, **more}))
 
 
 def test_what_is_asked_and_answered() -> None:

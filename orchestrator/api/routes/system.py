@@ -27,7 +27,7 @@ from orchestrator.store import audit, throughput
 from orchestrator.store.audit import AuditEntry, AuditFilter
 from orchestrator.store.insights import Overview
 from orchestrator.store.throughput import Throughput
-from orchestrator.transport.quarantine import CAP, QuarantinedMessage
+from orchestrator.transport.quarantine import CAP, SetAside
 
 routes = Routes("system")
 
@@ -194,7 +194,7 @@ class QuarantineQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     limit: Annotated[int, Meta(ge=1, le=CAP)] = 50
 
 
-class MessageView(view_fields(QuarantinedMessage)):  # type: ignore[misc]
+class MessageView(view_fields(SetAside)):  # type: ignore[misc]
     """A message that could not be decoded or applied."""
 
 

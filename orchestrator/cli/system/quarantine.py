@@ -14,7 +14,7 @@ from orchestrator.cli.terminal.output import confirm, counted, data_text, echo, 
 from orchestrator.cli.terminal.reading import open_app
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.times import ago, present, when
-from orchestrator.transport.quarantine import QuarantinedMessage
+from orchestrator.transport.quarantine import SetAside
 from orchestrator.transport.signing import OFF
 
 _EXCERPT = 200
@@ -126,7 +126,7 @@ def clear(yes: bool) -> None:
         echo(f"Dropped {counted(app._client.backend.quarantine.clear(), 'message')}.")
 
 
-def _document(message: QuarantinedMessage) -> dict[str, Any]:
+def _document(message: SetAside) -> dict[str, Any]:
     """Return a message as JSON data, with its body in base 64."""
     return dataclasses.asdict(message) | {"body": base64.b64encode(message.body).decode()}
 

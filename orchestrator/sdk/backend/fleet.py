@@ -12,7 +12,7 @@ from orchestrator.sdk.calls.fleet import Drained, FleetCalls, QuarantineCalls, Q
 from orchestrator.store import fleet, insights
 from orchestrator.store.limits import queues
 from orchestrator.transport import quarantine
-from orchestrator.transport.quarantine import QuarantinedMessage
+from orchestrator.transport.quarantine import SetAside
 
 
 class FleetBackend(Part, FleetCalls):
@@ -62,10 +62,10 @@ def _only(listed: Sequence[FleetProcess], worker: str) -> list[FleetProcess]:
 class QuarantineBackend(Part, QuarantineCalls):
     """Calls about quarantined messages."""
 
-    def newest(self, limit: int) -> list[QuarantinedMessage]:
+    def newest(self, limit: int) -> list[SetAside]:
         return quarantine.newest(self._connections.redis, self._connections.keys, limit)
 
-    def find(self, entry: str) -> QuarantinedMessage | None:
+    def find(self, entry: str) -> SetAside | None:
         return quarantine.find(self._connections.redis, self._connections.keys, entry)
 
     def clear(self) -> int:

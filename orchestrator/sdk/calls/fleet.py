@@ -13,7 +13,7 @@ from orchestrator.domain.limits.buckets import Rate
 from orchestrator.domain.plain import anchored
 from orchestrator.sdk.calls.checked import Concurrency, FailedRetention, QueueName, SuccessRetention
 from orchestrator.sdk.calls.declaring import SYSTEM, Kind, Rest, Wrapped, call
-from orchestrator.transport.quarantine import CAP, QuarantinedMessage
+from orchestrator.transport.quarantine import CAP, SetAside
 
 Name = Annotated[str, Meta(min_length=1, max_length=300)]
 
@@ -46,11 +46,11 @@ class QuarantineCalls(Protocol):
     """Calls about quarantined messages."""
 
     @call(Scope.OPERATE, about=SYSTEM, repeatable=True)
-    def newest(self, limit: Limit) -> list[QuarantinedMessage]:
+    def newest(self, limit: Limit) -> list[SetAside]:
         """Return the newest quarantined messages."""
 
     @call(Scope.OPERATE, about=SYSTEM, repeatable=True)
-    def find(self, entry: EntryId) -> QuarantinedMessage | None:
+    def find(self, entry: EntryId) -> SetAside | None:
         """Return one quarantined message."""
 
     @call(
