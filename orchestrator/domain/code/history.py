@@ -108,7 +108,7 @@ class ChildCancelled(OfId, frozen=True):
     """A child run was cancelled."""
 
 
-class RunToStart(msgspec.Struct, frozen=True, array_like=True):
+class RunWanted(msgspec.Struct, frozen=True, array_like=True):
     """The run to start if the run with the chosen id ends before its code has seen the signal."""
 
     id: bytes
@@ -134,7 +134,7 @@ class SignalReceived(Message, frozen=True):
 
     name: str
     value: bytes
-    otherwise: RunToStart | None = None
+    otherwise: RunWanted | None = None
 
 
 class UpdateRequested(Message, frozen=True):

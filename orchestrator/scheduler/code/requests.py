@@ -12,7 +12,7 @@ import msgspec
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Query
 from orchestrator.domain.code.ends import TOO_LATE
-from orchestrator.domain.code.history import Fact, RunToStart
+from orchestrator.domain.code.history import Fact, RunWanted
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.code.promises import resolutions as resolutions_of
 from orchestrator.domain.ids import run_log_fields, to_text
@@ -87,7 +87,7 @@ def _keep_late_signals(tx: Transaction, late: Mapping[bytes, Sequence[history.Si
 
 def begin_with(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalReceived]]) -> None:
     """Start runs with signals that an ended run has not seen, if the sender requested that."""
-    by_key: dict[str, list[tuple[RunToStart, history.SignalReceived]]] = defaultdict(list)
+    by_key: dict[str, list[tuple[RunWanted, history.SignalReceived]]] = defaultdict(list)
     for run, signals in late.items():
         for name, count in Counter(item.name for item in signals if item.otherwise is None).items():
             ids = run_log_fields(run)
@@ -100,7 +100,7 @@ def begin_with(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalRece
         _deliver_or_start(tx, by_key)
 
 
-def _deliver_or_start(tx: Transaction, late: Mapping[str, Sequence[tuple[RunToStart, history.SignalReceived]]]) -> None:
+def _deliver_or_start(tx: Transaction, late: Mapping[str, Sequence[tuple[RunWanted, history.SignalReceived]]]) -> None:
     """Deliver signals to the open runs with the requested ids, or start runs. Store which run got each signal.
 
     A sender finds the new run under the id that it gave.
@@ -119,7 +119,7 @@ def _deliver_or_start(tx: Transaction, late: Mapping[str, Sequence[tuple[RunToSt
         _deliver_or_start(tx, {key: signals for key, signals in late.items() if key not in receivers})
 
 
-def _run_with(late: Sequence[tuple[RunToStart, history.SignalReceived]]) -> NewRun:
+def _run_with(late: Sequence[tuple[RunWanted, history.SignalReceived]]) -> NewRun:
     """Return a run that starts with several signals. The first of them decides its options."""
     (wanted, first), *others = late
     started = history.RunStarted(
@@ -134,7 +134,7 @@ def _run_with(late: Sequence[tuple[RunToStart, history.SignalReceived]]) -> NewR
 def _signal(item: Request) -> history.SignalReceived:
     otherwise = item.body.get("start")
     if otherwise is not None:
-        otherwise = RunToStart(**otherwise | {"id": _data(otherwise["id"]), "payload": _data(otherwise["payload"])})
+        otherwise = RunWanted(**otherwise | {"id": _data(otherwise["id"]), "payload": _data(otherwise["payload"])})
     return history.SignalReceived(item.body["name"], _data(item.body["value"]), otherwise)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.domain.code.history import HistoryItem, RunToStart, SignalReceived
+from orchestrator.domain.code.history import HistoryItem, RunWanted, SignalReceived
 from orchestrator.domain.dag.definition import Definition, resolve_params
 from orchestrator.domain.ids import run_log_fields, to_text
 from orchestrator.domain.plain import REFUSALS, stored_json
@@ -181,7 +181,7 @@ def _signal_or(task: NewTask, start: StartCode, key: str) -> SignalReceived:
     assert start.signal is not None
     of, signal = start.started, start.signal
     options = (start.timeout, start.tags, start.pinned, task.trace, _headers(task))
-    fallback = RunToStart(task.id, key, of.workflow, of.version, of.payload, of.queue, *options, of.attributes)
+    fallback = RunWanted(task.id, key, of.workflow, of.version, of.payload, of.queue, *options, of.attributes)
     return SignalReceived(signal.name, signal.value, fallback)
 
 

@@ -69,7 +69,7 @@ def test_every_kind_of_event_survives_json() -> None:
         "float": 1.5,
         "dict[str, int]": {"a": 1},
         "list[str]": ["a"],
-        "RunToStart": None,  # which is a matter of the leader, and stands in no recording
+        "RunWanted": None,  # which is a matter of the leader, and stands in no recording
     }
     for kind in kinds:
         fields = {
