@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.workers.reporting.lines import as_displayed
+from orchestrator.workers.reporting.lines import final_text
 
 _MAX_AGE = 86_400
 """Seconds after which leftovers are deleted: no watcher has collected them for that long."""
@@ -197,7 +197,7 @@ class Spool:
                 return self.new_lines(is_last=is_last)
             text = text.removeprefix("\n")
         self._ends_with_return = data.endswith(b"\r")
-        return as_displayed(text.removesuffix("\n"))
+        return final_text(text.removesuffix("\n"))
 
     def _complete_size(self, data: bytes) -> int:
         """Return how many bytes are complete lines. A progress bar with carriage returns is one line a second."""

@@ -321,7 +321,7 @@ def blocks(text: str) -> Iterator[str]:
     yield text[start:] if start else text
 
 
-def as_displayed(text: str) -> str:
+def final_text(text: str) -> str:
     """Return the text as a terminal finally shows it: for a line redrawn with carriage returns, the last version."""
     text = text.replace("\r\n", "\n")
     if "\r" in text:

@@ -25,7 +25,7 @@ from orchestrator.sdk.tasks.context import current_runtime, in_handler
 from orchestrator.telemetry import LOGGER_NAME, get_logger
 from orchestrator.terminal_safe import with_styles
 from orchestrator.transport.codec import LogLine
-from orchestrator.workers.reporting.lines import as_displayed
+from orchestrator.workers.reporting.lines import final_text
 from orchestrator.workers.reporting.printed import MAX_PIECE_LENGTH, RATE, LogBudget, PrintBuffer
 from orchestrator.workers.running.forks import is_fork, on_fork
 from orchestrator.workers.running.job import Job, Stage
@@ -300,7 +300,7 @@ class TaskOutput(io.RawIOBase):
         """Log whole lines that a job has printed. The last one comes without its line end."""
         if not text.isascii():
             text = text.encode("utf-8", "backslashreplace").decode()  # surrogates cannot be stored
-        text = scrub(as_displayed(text), job.secrets)
+        text = scrub(final_text(text), job.secrets)
         dropped, visible = budget.take(text)
         self.log_dropped(job, dropped)
         if visible and (lines := [line for line in visible.split("\n") if line and not line.isspace()]):
