@@ -8,7 +8,7 @@ from typing import Any
 from alembic import context
 from alembic.runtime.migration import MigrationContext, MigrationInfo
 
-from orchestrator.store.compatibility import FIRST, mark
+from orchestrator.store.compatibility import FIRST, write_oldest_revision
 from orchestrator.store.tables.all_tables import metadata
 
 connection = context.config.attributes["connection"]
@@ -18,7 +18,9 @@ def note(ctx: MigrationContext, step: MigrationInfo, heads: Collection[Any], run
     """Write the oldest supported revision to the schema (`store/compatibility.py`), in the migration's transaction."""
     del ctx, step, run_args
     applied = context.script.iterate_revisions(tuple(heads), "base") if heads else ()
-    mark(connection, max([FIRST, *(getattr(script.module, "oldest", None) or FIRST for script in applied)]))
+    write_oldest_revision(
+        connection, max([FIRST, *(getattr(script.module, "oldest", None) or FIRST for script in applied)])
+    )
 
 
 context.configure(

@@ -15,7 +15,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
+INHERITED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 """Variables without secrets, which are passed on to commands of tasks."""
 
 _LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONPATH")
@@ -38,14 +38,14 @@ def hide_environment() -> None:
     for name, value in os.environb.items():
         os.putenv(name, value)  # makes a copy, so that the original is no longer used
     visible = ctypes.string_at(start, end - start)
-    kept = tuple(f"{name}=".encode() for name in PASSED_ON)
+    kept = tuple(f"{name}=".encode() for name in INHERITED_VARIABLES)
     blank = b"\0".join(entry if entry.startswith(kept) else b"\0" * len(entry) for entry in visible.split(b"\0"))
     ctypes.memmove(start, blank, len(visible))
 
 
 def bare_environment() -> dict[str, str]:
     """Return the variables that a server needs to start, without secrets."""
-    return {name: os.environ[name] for name in (*PASSED_ON, *_LIBRARIES) if name in os.environ}
+    return {name: os.environ[name] for name in (*INHERITED_VARIABLES, *_LIBRARIES) if name in os.environ}
 
 
 def forbid_inspection(forbidden: bool = True) -> None:

@@ -20,7 +20,7 @@ def limit_arenas() -> None:
         library.mallopt(_ARENA_MAX, _ARENAS)
 
 
-def settle() -> None:
+def freeze_before_fork() -> None:
     """Treat everything loaded so far as permanent. A parent calls this before it forks.
 
     The garbage collector then no longer touches these objects, which would copy pages that processes share. Memory used

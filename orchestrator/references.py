@@ -20,7 +20,7 @@ CODE = 3
 """The code of the MessagePack extension."""
 MARK = b"\x93payload"
 """The first bytes of the data of each reference. Data without them contains no references."""
-SHORTEST = 100
+MIN_SIZE = 100
 """The minimum size of data with a reference, in bytes."""
 _SIZES = {b"\xc7": 3, b"\xc8": 4, b"\xc9": 6}
 
@@ -141,13 +141,13 @@ def read_reference(data: bytes) -> Reference:
 
 def may_hold_references(data: bytes) -> bool:
     """Return whether unsealed encoded data may contain a reference."""
-    return len(data) >= SHORTEST and MARK in data
+    return len(data) >= MIN_SIZE and MARK in data
 
 
 def owners_in(data: bytes) -> set[bytes]:
     """Return the owners of all payloads that encoded data references."""
     owners: set[bytes] = set()
-    offset = data.find(MARK) if len(data) >= SHORTEST else -1
+    offset = data.find(MARK) if len(data) >= MIN_SIZE else -1
     while offset >= 0:
         owner = data[offset + len(MARK) + 3 : offset + len(MARK) + 19]  # [owner, …]: the array, then bytes of 16
         if len(owner) == 16:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.errors import ConfigurationError
 
-SHORTEST = 32
+MIN_LENGTH = 32
 """The minimum length of a secret, in bytes."""
 
 
@@ -33,10 +33,10 @@ def decode_secret(name: str, text: str, advice: str) -> bytes:
         secret = base64.b64decode(text.replace("-", "+").replace("_", "/") + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
         secret = b""
-    if len(secret) < SHORTEST:
+    if len(secret) < MIN_LENGTH:
         raise ConfigurationError(
-            f"Setting {name}: expected secrets of at least {SHORTEST} bytes in base64, by comma, the one in use first; "
-            f"found one that is none, or has {len(secret)} bytes. {advice}"
+            f"Setting {name}: expected secrets of at least {MIN_LENGTH} bytes in base64, by comma, the one in use "
+            f"first; found one that is none, or has {len(secret)} bytes. {advice}"
         )
     return secret
 

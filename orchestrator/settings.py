@@ -20,15 +20,15 @@ from orchestrator.environment import SERVICES_FILE, distrust, nearest_file, read
 from orchestrator.errors import ConfigurationError, did_you_mean
 from orchestrator.terminal_safe import without_password
 
-_LARGEST_PAYLOAD = 50_000_000
+_MAX_PAYLOAD = 50_000_000
 """The maximum of payload sizes, in bytes. Redis does not accept messages much larger than a few of these."""
 _MAX_NUMBER = 1_000_000.0
 """The maximum of all other numbers: seconds (eleven days), rows of a batch."""
 
 DEFAULT_NAMESPACE = "orchestrator"
-SHORTEST_RETENTION = 60.0
+MIN_RETENTION = 60.0
 """Seconds that an ended task is kept at least, because a report of it may still arrive."""
-LONGEST_RETENTION = 100 * 365 * 86_400.0
+MAX_RETENTION = 100 * 365 * 86_400.0
 
 _PREFIX = "ORCHESTRATOR_"
 _NAMESPACE = re.compile(r"(?!pg_|public$|information_schema$)[a-z][a-z0-9_]{0,39}")
@@ -44,8 +44,8 @@ _NO_SETTINGS = ("servers",)
 """Environment variables of ours that are not settings. This one names the servers that `orchestrator dev` starts."""
 _LISTS = ("redact", "webhook_allow", "api_proxies", "api_quotas")
 """Text settings that may also be given as lists of texts."""
-_MAX_BY_NAME = {**dict.fromkeys(("max_payload", "inline_payload", "inline_result"), _LARGEST_PAYLOAD), "shards": 64}
-_LARGEST_STORED = 10_000_000_000
+_MAX_BY_NAME = {**dict.fromkeys(("max_payload", "inline_payload", "inline_result"), _MAX_PAYLOAD), "shards": 64}
+_MAX_STORED = 10_000_000_000
 """Bytes. Larger values do not fit into the memory of a program."""
 _UNLIMITED_IF_ZERO = ("retention_success", "retention_failed", "retention_audit", "retention_logs")
 
@@ -213,7 +213,7 @@ class Settings:
     @property
     def largest_value(self) -> int:
         """The maximum size of arguments or a result in bytes, wherever they are stored."""
-        return _LARGEST_STORED if self.payload_store else self.max_payload
+        return _MAX_STORED if self.payload_store else self.max_payload
 
     @property
     def root(self) -> str:
@@ -354,8 +354,8 @@ def _validated(settings: Settings) -> Settings:
     for name, field in _FIELDS.items():
         value = getattr(settings, name)
         if name in _UNLIMITED_IF_ZERO:
-            if value != 0 and not SHORTEST_RETENTION <= value <= LONGEST_RETENTION:
-                expected = f"{SHORTEST_RETENTION:g} seconds or more, up to a hundred years, or 0 to keep for ever"
+            if value != 0 and not MIN_RETENTION <= value <= MAX_RETENTION:
+                expected = f"{MIN_RETENTION:g} seconds or more, up to a hundred years, or 0 to keep for ever"
                 raise _unfit(name, expected, repr(value))
         elif isinstance(field.default, (int, float)):
             limit = _MAX_BY_NAME.get(name, _MAX_NUMBER)

@@ -115,7 +115,7 @@ class Outage:
         self._relapses = 0
         """How often the service has failed again since the start was logged."""
         self._over_at = float("-inf")
-        self.lasts = False
+        self.is_ongoing = False
         self.reason = ""
         """The error message of the last failure."""
         self.begun = 0
@@ -124,17 +124,17 @@ class Outage:
     @property
     def is_down(self) -> bool:
         """Whether the last use failed. The log may report the outage a little longer."""
-        return self.lasts and self._works_since is None
+        return self.is_ongoing and self._works_since is None
 
     def failed(self, reason: str, *, age: float = 0.0) -> None:
         """Record a failure that started `age` seconds ago."""
         self.reason = reason
         with self._lock:
             began = self._monotonic() - age
-            if not self.lasts:
+            if not self.is_ongoing:
                 is_soon = began - self._over_at < _MAX_CALM
                 self._calm = min(2 * self._calm, _MAX_CALM) if is_soon else self._settled
-                self.lasts, self._began, self._relapses = True, began, 0
+                self.is_ongoing, self._began, self._relapses = True, began, 0
                 self.begun += 1
                 self._log.warning(
                     "service.unavailable: %s cannot be used; %s: %s",
@@ -147,14 +147,14 @@ class Outage:
 
     def worked(self) -> None:
         """Record a success. After enough time without failures, the outage is over."""
-        if not self.lasts:
+        if not self.is_ongoing:
             return
         with self._lock:
             now = self._monotonic()
             if self._works_since is None:
                 self._works_since = now
-            if self.lasts and now - self._works_since >= self._calm:
-                self.lasts, self._over_at = False, now
+            if self.is_ongoing and now - self._works_since >= self._calm:
+                self.is_ongoing, self._over_at = False, now
                 times = f", in which it worked for a moment {self._relapses} times" if self._relapses else ""
                 duration = self._works_since - self._began
                 self._log.warning(

@@ -47,7 +47,7 @@ class TimeLimit:
             self.give_up_at = since + (timeout + GRACE if timeout > LEAST - GRACE else LEAST)
 
     @property
-    def left(self) -> float | None:
+    def remaining(self) -> float | None:
         """Seconds until the timeout, negative after it. None without a timeout."""
         return None if self.deadline is None else self.deadline - time.monotonic()
 
@@ -94,7 +94,7 @@ def give_up_at() -> float | None:
     return None if limit is None else limit.give_up_at
 
 
-def left(most: float) -> float:
+def remaining(most: float) -> float:
     """Return the seconds that a request may take: `most`, or less if this thread's call has less time left."""
     deadline = give_up_at()
     return most if deadline is None else max(0.0, min(most, deadline - time.monotonic()))

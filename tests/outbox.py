@@ -20,11 +20,11 @@ class KeptOutbox(Outbox):
         self.marks: list[tuple[bytes, ProgressMark]] = []
         self.lines: list[tuple[bytes, LogLine]] = []
 
-    def hand_over(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder] | None:
+    def send_tasks(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder] | None:
         self.tasks.extend(tasks)
         return None
 
-    def mark(self, task: bytes, mark: ProgressMark) -> None:
+    def publish_progress(self, task: bytes, mark: ProgressMark) -> None:
         self.marks.append((task, mark))
 
     def log(self, job: Job, line: LogLine) -> None:
@@ -34,7 +34,7 @@ class KeptOutbox(Outbox):
         for text in lines.text.split("\n"):
             self.log(job, msgspec.structs.replace(lines, text=text))
 
-    def leave(self, job: Job, details: bytes) -> None:
+    def save_details(self, job: Job, details: bytes) -> None:
         job.noted = details
 
     def page(self, job: Job, number: int) -> bytes | None:
@@ -44,5 +44,5 @@ class KeptOutbox(Outbox):
 class ClosedOutbox(KeptOutbox):
     """An outbox for tasks that must enqueue nothing."""
 
-    def hand_over(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder] | None:
+    def send_tasks(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder] | None:
         raise AssertionError(f"nothing was to be enqueued: {tasks}")

@@ -19,13 +19,13 @@ from urllib.parse import quote, urlsplit
 from orchestrator.domain.tasks.destinations import Destinations, parse_destinations
 from orchestrator.errors import ConfigurationError, GiveUp, InvalidTask, did_you_mean
 from orchestrator.sdk.app import Orchestrator
-from orchestrator.sdk.modules import ImportFailed, what_failed
+from orchestrator.sdk.modules import ImportFailed, describe_import_error
 from orchestrator.sdk.tasks.options import CallOptions
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.tasks.task import Task
 
 if TYPE_CHECKING:
-    from orchestrator.workers.executors.asking import Place, Request
+    from orchestrator.workers.executors.asking import Endpoint, Request
 
 
 def load_app(path: str) -> Orchestrator:
@@ -110,7 +110,7 @@ def _suggest_nearby(module: str) -> str:
 
 def broken(where: str, error: BaseException) -> ImportFailed:
     """Return the error for an application whose module failed to import."""
-    return ImportFailed(f"The application {where} cannot be loaded. {what_failed(error)}")
+    return ImportFailed(f"The application {where} cannot be loaded. {describe_import_error(error)}")
 
 
 # -- plain functions, named `module:function` or `file.py:function`, that the worker's operator has allowed
@@ -298,7 +298,7 @@ def post(url: str, body: Any, destinations: Destinations) -> int:
     except ValueError as error:
         raise GiveUp(f"The body of the webhook goes out as JSON, which has no NaN and no infinity: {error}.") from None
     try:
-        address, request = asking.Place(host, port, is_secure, ""), asking.Request("POST", path, data)
+        address, request = asking.Endpoint(host, port, is_secure, ""), asking.Request("POST", path, data)
         status = asyncio.run(_status(address, request, destinations))
     except asking.Barred as error:
         raise GiveUp(f"The webhook is not sent: {error}. The worker's operator can allow it.") from None
@@ -316,10 +316,10 @@ def post(url: str, body: Any, destinations: Destinations) -> int:
     return status
 
 
-async def _status(address: Place, request: Request, destinations: Destinations) -> int:
+async def _status(address: Endpoint, request: Request, destinations: Destinations) -> int:
     from orchestrator.workers.executors import asking
 
-    async with asyncio.timeout(_TIMEOUT), asking.opened(address, request, allowed=destinations) as incoming:
+    async with asyncio.timeout(_TIMEOUT), asking.open_response(address, request, allowed=destinations) as incoming:
         return incoming.head.status
 
 

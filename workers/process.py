@@ -16,11 +16,11 @@ from orchestrator.domain import redaction
 from orchestrator.domain.fleet.announced import redacting, taking
 from orchestrator.environment import forbid_inspection
 from orchestrator.errors import OrchestratorError
-from orchestrator.memory import settle
+from orchestrator.memory import freeze_before_fork
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.modules import ImportFailed
 from orchestrator.sdk.tasks.parameters import announced_parameters
-from orchestrator.sdk.values.sealing import means as store_means
+from orchestrator.sdk.values.sealing import store_capabilities as store_means
 from orchestrator.sealing import key_names, vault_of
 from orchestrator.settings import Settings
 from orchestrator.telemetry import close_output, get_logger
@@ -101,7 +101,7 @@ def main(
         return Farewell.BROKEN
     end_fork()
     first_to_report.close()
-    settle()  # the application lives as long as this process
+    freeze_before_fork()  # the application lives as long as this process
     process = WorkerProcess(app, spec, settings, worker, held, pipe)
     # Drain in a thread: a signal handler interrupts the main thread anywhere, also while the main thread holds the lock
     # that draining needs.
@@ -263,7 +263,7 @@ class WorkerProcess:
         signals = ((name, workflow._signature.signals()) for name, workflow in app.code_workflows.items())
         capabilities += [taking(name, accepted) for name, accepted in signals if accepted is not None]
         names = sorted({*app.tasks, *app.code_workflows._announced, *self._allowed.patterns, *capabilities})
-        everywhere = redaction.words(app.settings.redact)
+        everywhere = redaction.split_patterns(app.settings.redact)
         workflows = ((name, workflow._signature, everywhere) for name, workflow in app.code_workflows.items())
         tasks = ((name, task._signature, redacted[name]) for name, task in app.tasks.items())
         parameters = encode(announced_parameters(chain(workflows, tasks)))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from orchestrator.domain.tasks.task import Returned
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger
-from orchestrator.transport.codec import LARGEST_BUNDLE
+from orchestrator.transport.codec import MAX_BUNDLE
 from orchestrator.transport.connection import UNAVAILABLE, connect, describe
 from orchestrator.transport.keys import Keys, private_queue
 from orchestrator.transport.worker import Received, StreamsGone, WorkerStreams
@@ -120,7 +120,7 @@ class Receiver:
 
     def _has_space(self) -> bool:
         """Return whether the table of held attempts has room. It fills up if no leader applies reports."""
-        was_full, self._is_full = self._is_full, self._held.room < LARGEST_BUNDLE
+        was_full, self._is_full = self._is_full, self._held.room < MAX_BUNDLE
         if self._is_full and not was_full:
             log.warning(
                 "worker.reports_full reports=%d: no tasks are received until a leader applies them", self._held.capacity
@@ -134,7 +134,7 @@ class Receiver:
             generation = self._join()
             if not generation:
                 return []
-            fits = self._held.room // LARGEST_BUNDLE
+            fits = self._held.room // MAX_BUNDLE
             count = max(1, min(_MAX_MESSAGES, fits, int(room / self._tasks_per_message)))
             # A read that blocks in Redis would get messages that arrive before this process checks its event loop.
             is_last = self._pool.standstill.hands_back
@@ -197,7 +197,7 @@ class Receiver:
         while not self._closed.is_set():
             if not self._may_start.wait(_WAIT):
                 continue
-            room = min(driver.wait_for_room(_WAIT), self._held.room // LARGEST_BUNDLE)
+            room = min(driver.wait_for_room(_WAIT), self._held.room // MAX_BUNDLE)
             generation = self._joined
             if self._pool.is_parent_silent() or not generation or room <= 0:
                 self._closed.wait(_PAUSE)

@@ -39,9 +39,9 @@ from orchestrator.store.insights import (
     readable_params,
     search,
 )
-from orchestrator.store.insights.arguments import Given, Needles, calls_of_tasks
+from orchestrator.store.insights.arguments import Needles, TaskArguments, calls_of_tasks
 from orchestrator.store.insights.run_lists import RunPage
-from orchestrator.store.insights.tasks import LONGEST_WALK, TaskSort
+from orchestrator.store.insights.tasks import MAX_LIST_SECONDS, TaskSort
 
 Argument = Annotated[str, Meta(max_length=500)]
 _NAMED = re.compile(r"([\w.@-]+)=(.*)", re.DOTALL)
@@ -138,7 +138,7 @@ def find_tasks_by_argument(
 ) -> TaskPage:
     """Return matching tasks with an argument, as many as are found within a second or `seconds`."""
     searched, matching = SearchedValue.parse(argument), list[TaskView]()
-    give_up_at = time.monotonic() + (LONGEST_WALK if seconds is None else seconds)
+    give_up_at = time.monotonic() + (MAX_LIST_SECONDS if seconds is None else seconds)
     while True:
         options: Any = {"before": before, "oldest": oldest, "run_sort": run_sort, "needles": searched.needles}
         page = api.read_list(page_of_tasks, task_filter, limit=_BATCH, **options)
@@ -157,7 +157,7 @@ def find_tasks_by_argument(
             return TaskPage(matching, before)
 
 
-def _task_matches(api: Api, searched: SearchedValue, names: _Names, name: str, call: Given) -> bool:
+def _task_matches(api: Api, searched: SearchedValue, names: _Names, name: str, call: TaskArguments) -> bool:
     if call.payload is not None and not searched.matches(named_call(names, name, *call_of(call.payload))):
         return False
     if call.payload is not None and call.is_plain and not api.redaction:
@@ -165,7 +165,7 @@ def _task_matches(api: Api, searched: SearchedValue, names: _Names, name: str, c
     task = api.backend.insights.show_task(call.id)
     if task is None:
         return False
-    return searched.matches(named_call(names, name, *api.redaction_of_task(task).call_shown(*call_of(task.payload))))
+    return searched.matches(named_call(names, name, *api.redaction_of_task(task).redacted_call(*call_of(task.payload))))
 
 
 def find_runs_by_argument(
@@ -180,7 +180,7 @@ def find_runs_by_argument(
 ) -> RunPage:
     """Return matching runs with an argument, as many as are found within a second or `seconds`."""
     searched, matching = SearchedValue.parse(argument), list[RunView]()
-    give_up_at = time.monotonic() + (LONGEST_WALK if seconds is None else seconds)
+    give_up_at = time.monotonic() + (MAX_LIST_SECONDS if seconds is None else seconds)
     while True:
         page = api.read_list(page_of_runs, run_filter, limit=_BATCH, before=before, sort=sort, needles=searched.needles)
         runs = page.runs
@@ -205,7 +205,7 @@ def _run_matches(api: Api, searched: SearchedValue, names: _Names, run: RunView,
         return False
     if note.is_plain and not api.redaction:
         return True
-    return searched.matches(named_call(names, run.workflow, *api.redaction_of_run(run.id).call_shown(args, kwargs)))
+    return searched.matches(named_call(names, run.workflow, *api.redaction_of_run(run.id).redacted_call(args, kwargs)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +242,7 @@ def find_all(api: Api, text: str, limit: int, key_scope: KeyScope) -> Matches:
     Exact values have separate lists, so that partial matches do not hide them.
     """
     found = api.read_list(search, text, limit, queues=key_scope.queues, workflows=key_scope.workflows)
-    exact, half = exact_search(text), LONGEST_WALK / 2
+    exact, half = exact_search(text), MAX_LIST_SECONDS / 2
     tasks, runs = TaskFilter(within=key_scope.queues), RunFilter(within=key_scope.workflows)
     exact_tasks = find_tasks_by_argument(api, tasks, exact, limit=limit, seconds=half)
     exact_runs = find_runs_by_argument(api, runs, exact, limit=limit, seconds=half)

@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from orchestrator.api.http_protocol import BODY_TIMEOUT
 from orchestrator.api.problems import Problem, Refused, invalid, refused
-from orchestrator.domain.plain import MOST_LEVELS
+from orchestrator.domain.plain import MAX_LEVELS
 
 MAX_BODY = 32_000_000
 """Bytes of a request with many values, or a definition."""
@@ -89,8 +89,8 @@ def check_shape(data: bytes) -> None:
         values += outside.count(b",")
         levels = list(accumulate(map(_STEPS.__getitem__, brackets), initial=level))
         level = levels[-1]
-        if max(levels) > MOST_LEVELS:
-            raise invalid(f"The body has more than {MOST_LEVELS} levels.")
+        if max(levels) > MAX_LEVELS:
+            raise invalid(f"The body has more than {MAX_LEVELS} levels.")
         if values > MAX_VALUES or containers > MAX_CONTAINERS:
             detail = f"It holds more than {MAX_VALUES:,} values, or more than {MAX_CONTAINERS:,} lists and objects."
             raise refused(413, "The body is too large", f"{detail} Send it in parts, or what is large as one text.")

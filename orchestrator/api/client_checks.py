@@ -21,13 +21,13 @@ from orchestrator.domain.code.history import RunStarted, SignalReceived
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.limits.buckets import Rate
-from orchestrator.domain.limits.lane_limits import LONGEST_KEY, lane_name
+from orchestrator.domain.limits.lane_limits import MAX_KEY_LENGTH, lane_name
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.headers import check_headers
 from orchestrator.domain.tasks.starts import START, CodeTarget
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, NewTask, TaskOptions, UniqueKey
 from orchestrator.errors import InvalidTask, InvalidWorkflow
-from orchestrator.sdk.calls.checked import LONGEST, Checked, check_call, check_value, decoded
+from orchestrator.sdk.calls.checked import MAX_SECONDS, Checked, check_call, check_value, decoded
 from orchestrator.sdk.calls.declaring import Declared, Kind, Rules
 from orchestrator.sdk.checks import check_name, check_rate, check_weight
 from orchestrator.sdk.dag.definitions import checked
@@ -67,14 +67,14 @@ def _check_dispatchable(task: NewTask | Callback, level: int = 0) -> None:
     check_name("queue", task.queue)
     options = _check_options(task.options)
     key = None if task.lane is None else task.lane.partition("|")[2]
-    if len(key or "") > LONGEST_KEY or task.lane not in (
+    if len(key or "") > MAX_KEY_LENGTH or task.lane not in (
         lane_name(task.name, key, options),
         lane_name(task.name, key or None, options),
     ):
         raise InvalidTask(f"Task {task.name!r}: its lane {task.lane!r:.100} does not follow from its options.")
-    if not _is_within(task.priority, -100, 100) or not _is_within(task.delay, 0, LONGEST):
+    if not _is_within(task.priority, -100, 100) or not _is_within(task.delay, 0, MAX_SECONDS):
         raise InvalidTask(f"Task {task.name!r}: its priority or delay is out of bounds.")
-    if not _is_within(task.expires or 0, 0, LONGEST):
+    if not _is_within(task.expires or 0, 0, MAX_SECONDS):
         raise InvalidTask(f"Task {task.name!r}: it expires out of bounds.")
     if task.callbacks is not None:
         followers = decoded(task.callbacks, Callbacks, f"Task {task.name!r}: what follows it")
@@ -88,7 +88,7 @@ def _check_options(text: str | None) -> TaskOptions:
     options: TaskOptions = TaskOptions() if text is None else decoded(text, TaskOptions, "The options of a task")
     seconds = (options.timeout, options.soft_timeout)
     limits = (options.concurrency, options.total_concurrency, options.max_starts)
-    if not all(value is None or _is_within(value, 1e-9, LONGEST) for value in seconds):
+    if not all(value is None or _is_within(value, 1e-9, MAX_SECONDS) for value in seconds):
         raise InvalidTask("Options timeout and soft_timeout: expected more than zero seconds, up to a hundred years.")
     if not all(value is None or _is_within(value, 1, 2**31 - 1) for value in limits):
         raise InvalidTask("Options concurrency and max_starts: expected a whole number above zero.")
@@ -101,8 +101,8 @@ def _check_options(text: str | None) -> TaskOptions:
 
 
 def _check_unique(unique: UniqueKey) -> None:
-    if not 1 <= len(unique.key) <= 2 * LONGEST_KEY or not _is_within(unique.period or 0, 0, LONGEST):
-        raise InvalidTask(f"A unique key has up to {LONGEST_KEY} characters, and holds for up to a hundred years.")
+    if not 1 <= len(unique.key) <= 2 * MAX_KEY_LENGTH or not _is_within(unique.period or 0, 0, MAX_SECONDS):
+        raise InvalidTask(f"A unique key has up to {MAX_KEY_LENGTH} characters, and holds for up to a hundred years.")
 
 
 def _is_within(value: float, least: float, most: float) -> bool:
@@ -115,7 +115,7 @@ def _check_start(settings: Settings, started: RunStarted, arguments: Arguments) 
     check_call(settings, f"The arguments of workflow {started.workflow!r}", started.payload)
     if any((started.parent, started.continued_from, started.origin, started.first)):
         raise InvalidWorkflow("A run that is started by a client comes of no other.")
-    if not _is_within(started.version, 0, 2**31 - 1) or not _is_within(arguments["timeout"] or 0, 0, LONGEST):
+    if not _is_within(started.version, 0, 2**31 - 1) or not _is_within(arguments["timeout"] or 0, 0, MAX_SECONDS):
         raise InvalidWorkflow(f"Workflow {started.workflow!r}: its version or timeout is out of bounds.")
 
 
@@ -125,7 +125,7 @@ def _check_signal(settings: Settings, signal: SignalReceived, _: Arguments) -> N
 
 def _check_target(_: Settings, target: CodeTarget, __: Arguments) -> None:
     check_name("queue", target.queue)
-    if not _is_within(target.version, 0, 2**31 - 1) or not _is_within(target.timeout or 0, 0, LONGEST):
+    if not _is_within(target.version, 0, 2**31 - 1) or not _is_within(target.timeout or 0, 0, MAX_SECONDS):
         raise InvalidWorkflow("The version or timeout of a scheduled workflow is out of bounds.")
 
 

@@ -22,9 +22,9 @@ from orchestrator.api.inherited import inherited
 from orchestrator.api.outages import Outages
 from orchestrator.api.recent import Recent
 from orchestrator.domain import redaction
-from orchestrator.domain.fleet.announced import hiding, redacted_among
+from orchestrator.domain.fleet.announced import redacted_among, with_redaction
 from orchestrator.domain.redaction import Redaction
-from orchestrator.domain.tasks.obstacles import unregistered, wrong_door
+from orchestrator.domain.tasks.obstacles import unregistered, workflow_as_task
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, OrchestratorError, SchemaError, Unavailable
 from orchestrator.monitoring import exposition
@@ -125,7 +125,7 @@ class Readiness:
             with self._engine.connect() as connection:
                 database.check_schema(connection)
         except exc.SQLAlchemyError as error:
-            raise self._connections.known(error, "") or Unavailable(str(error)) from error
+            raise self._connections.known_error(error, "") or Unavailable(str(error)) from error
 
 
 _NAMES_TTL = 10.0
@@ -165,7 +165,7 @@ class RegisteredNames:
 
     def hiding(self, task: NewTask) -> NewTask:
         """Return a checked task with the redaction patterns that its function declares."""
-        options = hiding(task.options, self._redacted.get(task.name, ()))
+        options = with_redaction(task.options, self._redacted.get(task.name, ()))
         return task if options == task.options else msgspec.structs.replace(task, options=options)
 
     def _is_due(self, names: set[str]) -> bool:
@@ -180,7 +180,7 @@ class RegisteredNames:
 
     def _warnings(self, names: set[str]) -> list[str]:
         for name in sorted(names):
-            if problem := wrong_door(name, self._kinds.get(name)):
+            if problem := workflow_as_task(name, self._kinds.get(name)):
                 raise InvalidTask(problem)
         if UNHEARD in self._kinds:
             return []  # no worker has announced its names
@@ -247,7 +247,7 @@ class Api:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.backend = backend_of(settings)
-        self._global_patterns = redaction.words(settings.redact)
+        self._global_patterns = redaction.split_patterns(settings.redact)
         self.replica = Replica(settings, self.backend.connections.reading) if settings.read_database_url else None
         """The read replica for lists and charts; None if there is none."""
         self.redaction = Redaction(self._global_patterns)

@@ -9,7 +9,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.references import may_hold_references, whole_reference
 from orchestrator.sdk.values.payload import decode_call, decode_value
 from orchestrator.sealing import is_sealed
-from orchestrator.store.insights.redact import MOST_RELATIVES, Family
+from orchestrator.store.insights.redact import MAX_RELATIVES, Family
 
 _MAX_STORED_SIZE = 1_000_000
 """Bytes of a payload in the payload store that is read to find secrets, at most."""
@@ -47,12 +47,12 @@ def _secrets(family: Family, everywhere: Sequence[str]) -> Iterator[str]:
     for relative in family.relatives:
         yield from secrets_of((*everywhere, *relative.patterns), relative.payload, relative.result)
     hidden = Redaction((*everywhere, *family.patterns))
-    for value in family.given:
+    for value in family.parameters:
         yield from hidden.secrets_in(value)
-    stored = sum(may_hold_references(data) for _, data in family.said)
-    if stored > MOST_RELATIVES:
+    stored = sum(may_hold_references(data) for _, data in family.event_values)
+    if stored > MAX_RELATIVES:
         raise _SecretsUnknown
-    for name, data in family.said:
+    for name, data in family.event_values:
         if _is_readable(data):
             yield from hidden.secrets_in({name: decode_value(data)})
 

@@ -135,5 +135,5 @@ def from_error(error: Exception) -> Refused | None:
     if "cannot contain NUL" in str(error):
         return invalid("A text contains a NUL character, which cannot be stored or looked for: remove it.")
     if isinstance(error, exc.DataError):
-        return invalid(f"A value cannot be stored or looked for: {database.said(error)}")
+        return invalid(f"A value cannot be stored or looked for: {database.error_line(error)}")
     return None

@@ -22,7 +22,7 @@ from orchestrator.settings import Settings
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-prefix", "x-real-ip", "via")
 """Headers that a proxy adds to a request."""
-_LONGEST_NAME = 200
+_MAX_NAME_LENGTH = 200
 _PREFIX = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)+")
 
 
@@ -60,7 +60,7 @@ class Proxies:
         if not self.is_trusted(peer):
             return peer
         forwarded = [word.strip() for line in headers.getlist("x-forwarded-for") for word in line.split(",")]
-        return next((word for word in reversed(forwarded) if not self.is_trusted(word)), peer)[:_LONGEST_NAME]
+        return next((word for word in reversed(forwarded) if not self.is_trusted(word)), peer)[:_MAX_NAME_LENGTH]
 
     def is_tls(self, peer: str, headers: Headers) -> bool:
         """Return whether the client connected to a trusted proxy by TLS."""
@@ -69,7 +69,7 @@ class Proxies:
     def prefix(self, peer: str, headers: Headers) -> str:
         """Return the prefix that a trusted proxy cuts from each path, such as `/jobs`; empty if it sends none."""
         prefix = headers.get("x-forwarded-prefix", "").strip().rstrip("/") if self.is_trusted(peer) else ""
-        return prefix if len(prefix) <= _LONGEST_NAME and _PREFIX.fullmatch(prefix) else ""
+        return prefix if len(prefix) <= _MAX_NAME_LENGTH and _PREFIX.fullmatch(prefix) else ""
 
     def user(self, peer: str, headers: Headers) -> User | None:
         """Return the user that a trusted proxy names; None if it names none."""
@@ -79,8 +79,8 @@ class Proxies:
         if not named or not named[0].strip():
             return None
         name = named[0].strip()
-        if len(named) > 1 or not name.isprintable() or len(name) > _LONGEST_NAME:
-            detail = f"{self._user_header}: expected one name of at most {_LONGEST_NAME} printable characters."
+        if len(named) > 1 or not name.isprintable() or len(name) > _MAX_NAME_LENGTH:
+            detail = f"{self._user_header}: expected one name of at most {_MAX_NAME_LENGTH} printable characters."
             raise refused(403, "The caller is not known", detail)
         if not self._group_header:
             return User(name, self._scope)

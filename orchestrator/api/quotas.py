@@ -23,7 +23,7 @@ from orchestrator.api.access import Caller
 from orchestrator.api.context import Api
 from orchestrator.api.key_scope import with_followers
 from orchestrator.api.problems import Problem, Refused, refused
-from orchestrator.domain.quotas import EVERY_QUEUE, LOOK, Exceeded, Usage, parse_quotas
+from orchestrator.domain.quotas import COUNT_INTERVAL, EVERY_QUEUE, Exceeded, Usage, parse_quotas
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
@@ -114,7 +114,11 @@ class Meter:
 
     def _count_due(self) -> None:
         """Start to count, in the background, the queues to which many tasks were added."""
-        if self._due and time.monotonic() - self._read_at > LOOK and (self._reader is None or self._reader.done()):
+        if (
+            self._due
+            and time.monotonic() - self._read_at > COUNT_INTERVAL
+            and (self._reader is None or self._reader.done())
+        ):
             self._read_at = time.monotonic()
             self._reader = asyncio.ensure_future(self._read(dict(self._due), Counter(self._added)))
 
@@ -139,7 +143,7 @@ class Meter:
         used = self._used.get(name)
         if used is None or used.quotas != caller.quotas:
             if len(self._used) >= _MAX_CALLERS:
-                self._used = {name: usage for name, usage in self._used.items() if usage.under_way or usage.streams}
+                self._used = {name: usage for name, usage in self._used.items() if usage.in_flight or usage.streams}
             used = self._used[name] = Usage(caller.quotas)
         return [used] if self._all is None else [used, self._all]
 

@@ -134,13 +134,13 @@ def _task(api: Api, found: TaskDetail) -> TaskDetail:
 @hides(FlowRunView)
 def _flow_run(api: Api, found: FlowRunView) -> FlowRunView:
     hidden = api.redaction_of_run(found.id) if found.redact or api.redaction else api.redaction
-    return found._replace(params=hidden.shown(found.params), shared=hidden.shown(found.shared))
+    return found._replace(params=hidden.redacted(found.params), shared=hidden.redacted(found.shared))
 
 
 @hides(NodeRunView)
 def _node_run(api: Api, found: NodeRunView) -> NodeRunView:
     hidden = api.redaction if found.run is None else api.redaction_of_run(found.run)
-    return found._replace(input=hidden.shown(found.input), output=hidden.shown(found.output))
+    return found._replace(input=hidden.redacted(found.input), output=hidden.redacted(found.output))
 
 
 @hides(RunDetail)
@@ -148,7 +148,9 @@ def _run(api: Api, found: RunDetail) -> RunDetail:
     if not found.params and not found.attributes:
         return found
     hidden = api.redaction_of_run(found.id)
-    return dataclasses.replace(found, params=hidden.shown(found.params), attributes=hidden.shown(found.attributes))
+    return dataclasses.replace(
+        found, params=hidden.redacted(found.params), attributes=hidden.redacted(found.attributes)
+    )
 
 
 @hides(CodeView)
@@ -156,7 +158,7 @@ def _code(api: Api, found: CodeView) -> CodeView:
     if not (hidden := api.redaction if found.run is None else api.redaction_of_run(found.run)):
         return found
     payload, result = _call(hidden, found.payload), redacted_value(hidden, found.result)
-    state = hidden.shown({name: stored_value(value) for name, value in found.state.items()})
+    state = hidden.redacted({name: stored_value(value) for name, value in found.state.items()})
     encoded = {name: timezones.encode(value) for name, value in state.items()}
     return dataclasses.replace(found, payload=payload, result=result, state=encoded)
 
@@ -165,25 +167,25 @@ def _code(api: Api, found: CodeView) -> CodeView:
 def _audit_entry(api: Api, found: AuditEntry) -> AuditEntry:
     if found.kind != "run" or found.detail.keys().isdisjoint(("value", "reason", "why")):
         return found
-    return dataclasses.replace(found, detail=api.redaction_of_run(UUID(found.target)).shown(found.detail))
+    return dataclasses.replace(found, detail=api.redaction_of_run(UUID(found.target)).redacted(found.detail))
 
 
 @hides(Schedule)
 def _schedule(api: Api, found: Schedule) -> Schedule:
-    return msgspec.structs.replace(found, params=api.redaction.shown(found.params)) if found.params else found
+    return msgspec.structs.replace(found, params=api.redaction.redacted(found.params)) if found.params else found
 
 
 @hides(StoredSchedule)
 def _stored_schedule(api: Api, found: StoredSchedule) -> StoredSchedule:
     if not found.schedule.params:
         return found
-    params = api.redaction_of_workflow(found.workflow).shown(found.schedule.params)
+    params = api.redaction_of_workflow(found.workflow).redacted(found.schedule.params)
     return dataclasses.replace(found, schedule=msgspec.structs.replace(found.schedule, params=params))
 
 
 def _call(hidden: Redaction, payload: bytes) -> bytes:
     """Return a redacted call. A sealed call stays as it is, because this server cannot open it."""
-    return timezones.encode(hidden.call_shown(*call_of(payload))) if hidden and not is_sealed(payload) else payload
+    return timezones.encode(hidden.redacted_call(*call_of(payload))) if hidden and not is_sealed(payload) else payload
 
 
 def redacted_error(hidden: Redaction, error: ErrorView | None) -> ErrorView | None:
@@ -191,7 +193,7 @@ def redacted_error(hidden: Redaction, error: ErrorView | None) -> ErrorView | No
     if error is None:
         return None
     message, traceback = hidden.text(error.message), hidden.text(error.traceback)
-    return dataclasses.replace(error, message=message, traceback=traceback, data=hidden.shown(error.data))
+    return dataclasses.replace(error, message=message, traceback=traceback, data=hidden.redacted(error.data))
 
 
 def redacted_attempts(hidden: Redaction, attempts: Iterable[AttemptView]) -> tuple[AttemptView, ...]:
@@ -203,4 +205,4 @@ def redacted_value(hidden: Redaction, result: bytes | None) -> bytes | None:
     """Return an encoded value, redacted. A sealed value stays as it is."""
     if not hidden or result is None or is_sealed(result):
         return result
-    return timezones.encode(hidden.shown(stored_value(result)))
+    return timezones.encode(hidden.redacted(stored_value(result)))

@@ -128,7 +128,7 @@ def _wait_for_postgres(settings: Settings) -> bool:
     engine = database.engine_for(
         settings.require_database(), autocommit=True, pool_size=1, name="orchestrator api", namespace=settings.namespace
     )
-    prerequisites = Prerequisites(log, [database.awaited(engine)])
+    prerequisites = Prerequisites(log, [database.prerequisite(engine)])
     try:
         return prerequisites.wait()
     finally:

@@ -33,7 +33,7 @@ from orchestrator.domain.access import Scope as Permission
 from orchestrator.domain.access import Ticket, masked
 from orchestrator.domain.tasks.headers import HTTP_HEADER, of_start, read_headers
 from orchestrator.errors import NotFound, Uncertain
-from orchestrator.monitoring.exposition import OTHER
+from orchestrator.monitoring.exposition import OTHER_QUEUES
 from orchestrator.sdk.acting import Actor, may_operate, served
 from orchestrator.sdk.backend.replica import Replica, lag_of_list
 from orchestrator.sdk.waiting.steps import Steps
@@ -142,7 +142,7 @@ class ServedPath:
 
     def _observe(self, method: str, status: int, seconds: float) -> None:
         endpoint = next(iter(self._endpoints.values()))
-        label = method if method in self._endpoints else OTHER
+        label = method if method in self._endpoints else OTHER_QUEUES
         self._api.metrics.record(label, endpoint.path, endpoint.tag, status, seconds)
 
     async def _log_rejection(self, error: Exception, actor: Actor, request: Request) -> None:

@@ -24,7 +24,7 @@ from orchestrator.monitoring.times import ago, present
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.dag import definitions, document
-from orchestrator.sdk.dag.registered import take_over
+from orchestrator.sdk.dag.registered import copy_task_options
 from orchestrator.sdk.schedules import pages
 from orchestrator.settings import load_settings
 from orchestrator.store.dag.workflows import Stored
@@ -136,7 +136,7 @@ def list_(as_json: bool) -> None:
         for schedule in chain.from_iterable(pages(calls.schedules)):
             texts = times.setdefault(schedule.workflow, [])
             if len(texts) <= _MAX_SCHEDULES:
-                texts.append(schedule.schedule.words() if len(texts) < _MAX_SCHEDULES else "…")
+                texts.append(schedule.schedule.description() if len(texts) < _MAX_SCHEDULES else "…")
     if as_json:
         print_json({"workflows": [_summary(stored) for stored in stored_workflows], "code": code})
         return
@@ -272,7 +272,7 @@ def _application(app: str | None) -> Orchestrator:
 
 def _loaded(file: str, application: Orchestrator | None, elsewhere: Iterable[str]) -> Definition:
     tasks = {} if application is None else application.tasks
-    return definitions.load(file, partial(take_over, tasks=tasks, elsewhere=elsewhere))
+    return definitions.load(file, partial(copy_task_options, tasks=tasks, elsewhere=elsewhere))
 
 
 def _checked(file: str, application: Orchestrator | None, elsewhere: Iterable[str]) -> Definition | InvalidWorkflow:

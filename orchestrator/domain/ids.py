@@ -51,6 +51,6 @@ def to_text(identifier: bytes) -> str:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
-def about_run(run: bytes) -> dict[str, str]:
+def run_log_fields(run: bytes) -> dict[str, str]:
     """Return the log fields that identify a run."""
     return {"run_id": to_text(run)}

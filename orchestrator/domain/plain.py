@@ -11,7 +11,7 @@ import msgspec
 
 from orchestrator.domain.dag.operators import fits
 
-MOST_LEVELS = 200
+MAX_LEVELS = 200
 """The maximum nesting of data. A process with a small stack must be able to read what another one wrote."""
 
 REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
@@ -25,7 +25,7 @@ _NESTS = frozenset((dict, list, tuple))
 def is_too_deep(plain: Any) -> bool:
     """Return whether decoded data has more nesting levels than allowed."""
     containers = [plain] if type(plain) in _NESTS else []
-    for _ in range(MOST_LEVELS - 1):
+    for _ in range(MAX_LEVELS - 1):
         inner: list[Any] = []
         for nest in containers:
             if type(nest) is dict:
@@ -49,8 +49,8 @@ def unstorable(value: Any) -> str | None:
     except REFUSALS as error:
         return str(error)
     for depth, level in enumerate(_levels(plain)):
-        if depth >= MOST_LEVELS:
-            return f"it is nested more than {MOST_LEVELS} levels deep"
+        if depth >= MAX_LEVELS:
+            return f"it is nested more than {MAX_LEVELS} levels deep"
         for item in level:
             if isinstance(item, (int, float)) and not fits(item):
                 return "it holds a number that is too large, infinite or none at all (NaN)"
@@ -112,7 +112,7 @@ def is_same(left: Any, right: Any) -> bool:
 def _levels(plain: Any) -> Iterator[list[Any]]:
     """Yield keys and values of each nesting level, outermost first, up to one level beyond the limit."""
     level = [plain]
-    for _ in range(MOST_LEVELS + 1):
+    for _ in range(MAX_LEVELS + 1):
         yield level
         inner: list[Any] = []
         for item in level:
@@ -126,6 +126,6 @@ def _levels(plain: Any) -> Iterator[list[Any]]:
         level = inner
 
 
-def whole(pattern: str) -> str:
+def anchored(pattern: str) -> str:
     """Return a regex that matches only a whole text: msgspec searches, and `$` also matches before a final newline."""
     return rf"^(?:{pattern})(?!\n)$"

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-MOST_PROBLEMS = 100
+MAX_PROBLEMS = 100
 """Problems in one report, at most: finding similar names for thousands of names is slow."""
 
 Path = tuple[str | int, ...]
@@ -23,14 +23,14 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def first_problems(all_problems: Iterable[Problem]) -> list[Problem]:
-    """Return all problems, or the first `MOST_PROBLEMS` of them."""
-    problems = list(islice(all_problems, MOST_PROBLEMS + 1))
-    if len(problems) > MOST_PROBLEMS:
-        problems[-1] = Problem((), f"there is more that is wrong: these are the first {MOST_PROBLEMS}.")
+    """Return all problems, or the first `MAX_PROBLEMS` of them."""
+    problems = list(islice(all_problems, MAX_PROBLEMS + 1))
+    if len(problems) > MAX_PROBLEMS:
+        problems[-1] = Problem((), f"there is more that is wrong: these are the first {MAX_PROBLEMS}.")
     return problems
 
 
-def shown(value: Any) -> str:
+def for_message(value: Any) -> str:
     """Return a value as text for a message, shortened if long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from orchestrator.errors import ConfigurationError, did_you_mean
 
-LOOK = 10.0
+COUNT_INTERVAL = 10.0
 """Seconds between two counts of the open tasks."""
 EVERY_QUEUE = ""
 """The key for the sum of all queues in counts of tasks."""
@@ -76,7 +76,7 @@ class Usage:
 
     def __init__(self, quotas: Quotas) -> None:
         self.quotas = quotas
-        self.under_way = self.streams = 0
+        self.in_flight = self.streams = 0
         self.requests = Allowance(quotas.rate * _BURST, _BURST)
         self.bytes = Allowance(quotas.megabytes * 1e6, 60.0)
         self._queues: set[str] = set()
@@ -85,19 +85,19 @@ class Usage:
     def begin(self, now: float) -> Exceeded | None:
         """Count a request, or return why it is rejected."""
         quotas = self.quotas
-        if self.under_way >= quotas.concurrent:
+        if self.in_flight >= quotas.concurrent:
             return Exceeded(f"{quotas.concurrent:,} requests are under way (quota concurrent).", 1.0)
         if wait := self.requests.wait(now):
             return Exceeded(f"No more than {quotas.rate:g} requests a second are served (quota rate).", wait)
         if wait := self.bytes.wait(now):
             return Exceeded(f"No more than {quotas.megabytes:g} MB a minute are read (quota megabytes).", wait)
         self.requests.spend(1)
-        self.under_way += 1
+        self.in_flight += 1
         return None
 
     def end(self, size: int) -> None:
         """Count a request as ended, and the bytes of its body."""
-        self.under_way -= 1
+        self.in_flight -= 1
         self.bytes.spend(size)
 
     def listen(self) -> Exceeded | None:
@@ -122,7 +122,7 @@ class Usage:
             if open_tasks.get(queue, 0) + count > quotas.open_tasks:
                 where = "The namespace" if queue == EVERY_QUEUE else f"Queue {queue!r}"
                 limit = f"more are added up to {quotas.open_tasks:,} (quota open_tasks)"
-                return Exceeded(f"{where} has {open_tasks.get(queue, 0):,} open tasks, and {limit}.", LOOK)
+                return Exceeded(f"{where} has {open_tasks.get(queue, 0):,} open tasks, and {limit}.", COUNT_INTERVAL)
         if now - self._since > _HOUR:
             self._queues, self._since = set(), now
         if new_queues := tasks.keys() - self._queues:

@@ -48,7 +48,7 @@ class Redaction:
     def __bool__(self) -> bool:
         return bool(self._patterns or self._values or self.is_whole)
 
-    def shown(self, value: Any) -> Any:
+    def redacted(self, value: Any) -> Any:
         """Return plain data with secrets hidden."""
         return self._shown(value, ()) if self else value
 
@@ -60,7 +60,7 @@ class Redaction:
         """Return a text with secrets hidden."""
         return self._leaf(text) if text else text
 
-    def call_shown(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def redacted_call(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of a call with secrets hidden."""
         if not self:
             return list(arguments), dict(keywords)
@@ -174,7 +174,7 @@ def scrub(text: str, secrets: Sequence[str]) -> str:
     return text
 
 
-def handed_on(patterns: Iterable[str]) -> tuple[str, ...]:
+def inheritable_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
     """Return the patterns that also apply to other tasks: all except those for positional arguments."""
     return tuple(pattern for pattern in patterns if not pattern.startswith("@"))
 
@@ -187,7 +187,7 @@ def mentions(patterns: Iterable[str], expression: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def words(text: str) -> tuple[str, ...]:
+def split_patterns(text: str) -> tuple[str, ...]:
     """Split the setting `redact` into patterns. Commas or blanks separate them."""
     return tuple(re.findall(r"[^\s,]+", text))
 

@@ -20,7 +20,7 @@ CONTINUED = "continued"
 """The reason of a code run that continued as a new run, with a history of its own."""
 RESET = "reset"
 """The reason of a code run that was reset while it was open. Its successor repeats it."""
-GOES_ON = (CONTINUED, RESET)
+CONTINUATION_REASONS = (CONTINUED, RESET)
 TERMINATED = "terminated"
 """The reason of a code run ended without its code. Its state is `cancelled`, but displayed as `terminated`."""
 WAS_TERMINATED = TaskError("RunTerminated", "The run was terminated: its code was not asked.")
@@ -127,7 +127,7 @@ class RunChanges(msgspec.Struct, array_like=True):
     """The run had ended, and its open tasks were cancelled with it. The plan applies this before a retry."""
     of_flow: bool = False
     """The run is a flow, and the facts are for its planner."""
-    heard: int | None = None
+    last_seen: int | None = None
     """The number of the last event that the code saw before it ended, if later events exist."""
 
     def count_end(self, state: str) -> None:

@@ -18,7 +18,7 @@ _CODE = 1
 _SHORT, _MEDIUM, _LONG = b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff"
 """The first bytes of encoded timestamps. Other data may contain them, too, but no timestamp lacks them."""
 _TEXT = re.compile(r"([^\[]+)(?:\[([\w+/-]+)\])?", re.ASCII)
-_LONGEST = 100
+_MAX_LENGTH = 100
 
 
 def may_hold_times(data: bytes) -> bool:
@@ -77,7 +77,7 @@ def to_text(time: datetime) -> str:
 
 def from_text(text: str) -> datetime:
     """Parse a datetime. If this machine does not know the named zone, the datetime keeps its offset."""
-    if len(text) > _LONGEST or not (match := _TEXT.fullmatch(text)):
+    if len(text) > _MAX_LENGTH or not (match := _TEXT.fullmatch(text)):
         raise ValueError("a time, perhaps with its zone, was expected")
     time = datetime.fromisoformat(match[1])
     if not match[2]:

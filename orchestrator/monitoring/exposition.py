@@ -18,9 +18,9 @@ from orchestrator.domain.durations import SECONDS as SECONDS
 from orchestrator.telemetry import Outage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_QUEUES = 100
+MAX_QUEUES = 100
 """Queues with a label of their own, at most. All other queues share one label."""
-OTHER = "other"
+OTHER_QUEUES = "other"
 """The label shared by all further queues."""
 
 SIZES = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000)
@@ -136,7 +136,7 @@ def own_metrics(role: str, **outages: Outage) -> Iterator[Family]:
     memory = _resident_memory()
     if memory is not None:
         yield gauge("process_resident_memory_bytes", "Memory of this process.", ({}, memory))
-    lasting = [({"server": name}, float(outage.lasts)) for name, outage in outages.items()]
+    lasting = [({"server": name}, float(outage.is_ongoing)) for name, outage in outages.items()]
     yield gauge("orchestrator_outage", "Whether this process cannot use a server now.", *lasting)
     begun = [({"server": name}, float(outage.begun)) for name, outage in outages.items()]
     yield counter("orchestrator_outages_total", "Times that this process could not use a server.", *begun)

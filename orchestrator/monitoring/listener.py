@@ -30,7 +30,7 @@ _CHECK_INTERVAL = 0.5
 """Seconds after which a serving thread checks whether to stop."""
 _RETRY_INTERVAL = 5.0
 """Seconds until another attempt to bind an address in use: a draining worker may hold it a little longer."""
-ELSEWHERE = "the log of this process says why"
+REASON_HIDDEN = "the log of this process says why"
 """Shown instead of a reason to callers on other machines."""
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
@@ -202,7 +202,7 @@ class Listener:
         if path == "/readyz":
             obstacles = dict(self._observed.obstacles())
             if not is_local:  # the reasons name servers
-                obstacles = dict.fromkeys(obstacles, ELSEWHERE)
+                obstacles = dict.fromkeys(obstacles, REASON_HIDDEN)
             status = {"status": "not ready" if obstacles else "ready"}
             return _response(503 if obstacles else 200, status | ({"obstacles": obstacles} if obstacles else {}))
         return _response(404, {"error": "served are /metrics, /healthz and /readyz"})

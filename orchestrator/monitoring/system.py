@@ -11,7 +11,7 @@ from typing import Any
 from redis import Redis
 from sqlalchemy import Connection, Engine, exc
 
-from orchestrator.monitoring.exposition import MOST_QUEUES, OTHER, Family, gauge
+from orchestrator.monitoring.exposition import MAX_QUEUES, OTHER_QUEUES, Family, gauge
 from orchestrator.settings import Settings
 from orchestrator.store import database
 from orchestrator.store.load import (
@@ -127,12 +127,12 @@ def _fullness(memory: Mapping[str, Any]) -> float:
 
 def bounded(queues: Sequence[QueueLoad]) -> list[QueueLoad]:
     """Return the queues with the most work, and all others combined."""
-    if len(queues) <= MOST_QUEUES:
+    if len(queues) <= MAX_QUEUES:
         return list(queues)
     by_load = sorted(queues, key=lambda queue: (-queue.ready - queue.in_flight, queue.queue))
-    rest = by_load[MOST_QUEUES:]
+    rest = by_load[MAX_QUEUES:]
     other = QueueLoad(
-        queue=OTHER,
+        queue=OTHER_QUEUES,
         ready=sum(queue.ready for queue in rest),
         delayed=sum(queue.delayed for queue in rest),
         in_flight=sum(queue.in_flight for queue in rest),
@@ -140,7 +140,7 @@ def bounded(queues: Sequence[QueueLoad]) -> list[QueueLoad]:
         slots=max(queue.slots for queue in rest),
         paused=any(queue.paused for queue in rest),
     )
-    return [*by_load[:MOST_QUEUES], other]
+    return [*by_load[:MAX_QUEUES], other]
 
 
 def of_queues(queues: Sequence[QueueLoad]) -> Iterator[Family]:
@@ -160,9 +160,9 @@ def of_queues(queues: Sequence[QueueLoad]) -> Iterator[Family]:
 def of_demands(demands: Sequence[QueueDemand]) -> Family:
     """Return the demand of each queue in slots. Queues with the least demand are combined."""
     by_size = sorted(demands, key=lambda demand: (-demand.wanted, demand.queue))
-    samples = [({"queue": demand.queue}, float(demand.wanted)) for demand in by_size[:MOST_QUEUES]]
-    if rest := by_size[MOST_QUEUES:]:
-        samples.append(({"queue": OTHER}, float(sum(demand.wanted for demand in rest))))
+    samples = [({"queue": demand.queue}, float(demand.wanted)) for demand in by_size[:MAX_QUEUES]]
+    if rest := by_size[MAX_QUEUES:]:
+        samples.append(({"queue": OTHER_QUEUES}, float(sum(demand.wanted for demand in rest))))
     return gauge(WANTED, "How many tasks of a queue workers should run at once to start them in time.", *samples)
 
 

@@ -90,7 +90,7 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
         yield Trouble(
             kind="worker stands still",
             about=worker.id,
-            message=f"Worker {worker.id} (process {worker.pid} on {worker.host}) {stands_still(worker)}: code of a "
+            message=f"Worker {worker.id} (process {worker.pid} on {worker.host}) {describe_stall(worker)}: code of a "
             f"task keeps the interpreter to itself, or somebody has stopped the process. When a task of it comes to "
             f"its timeout or is cancelled, the process is replaced: orchestrator tasks cancel ID, or, for a run of a "
             f"workflow as code, orchestrator runs terminate ID",
@@ -147,7 +147,7 @@ def _useless(address: str, shard: str, idle: float | None, reason: str | None) -
     )
 
 
-def stands_still(worker: WorkerView) -> str:
+def describe_stall(worker: WorkerView) -> str:
     """Describe how long a worker has been stuck, and with which tasks."""
     tasks = ", ".join(map(str, worker.holds)) or "no task"
     return f"stands still for {duration(worker.still)}, holds {tasks}"
@@ -166,7 +166,7 @@ def _unknown(unknown: UnknownTasks, now: datetime) -> str:
     return f"{what}, the first fails {end}" if not unknown.begun else f"{what}{begun}{others}"
 
 
-def of_what_redis_holds(view: RedisView) -> Iterator[Trouble]:
+def foreign_data(view: RedisView) -> Iterator[Trouble]:
     """Yield foreign data under our Redis keys, and quarantined messages."""
     for foreign in view.foreign_keys:
         yield Trouble(

@@ -50,7 +50,7 @@ class Collector:
         self._unreferenced: list[ObjectName] = []
         """Objects that were unreferenced when they were checked."""
 
-    def look(self) -> Iterator[int]:
+    def find_unreferenced(self) -> Iterator[int]:
         """Find unreferenced objects. Yields the number of objects checked after every batch."""
         for _ in range(len(SHARDS)):
             objects = self._store.listed(SHARDS[self._shard])
@@ -71,7 +71,7 @@ class Collector:
             yield len(names)
 
     @property
-    def has_found(self) -> bool:
+    def has_unreferenced(self) -> bool:
         """Whether there are objects to delete."""
         return bool(self._unreferenced)
 

@@ -20,7 +20,7 @@ from orchestrator.sealing import Vault, vault_of
 from orchestrator.settings import Settings
 
 T = TypeVar("T")
-MEANS = PAYLOAD_STORE
+STORE_CAPABILITY = PAYLOAD_STORE
 """Reported by a worker without a store, in the place of the id of a missing data key."""
 
 

@@ -23,7 +23,7 @@ from orchestrator.domain.ids import tree_of
 _FULL_SHARE = 1_024
 _SHRINK_DIVISOR = 32
 """Divisor of a part's share after a timeout."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_FIRST_PAUSE, _MAX_PAUSE = 1.0, 30.0
 """Seconds for which a part is skipped after it times out with a single row."""
 
 
@@ -78,7 +78,7 @@ class Parts:
         slow.statement = statement
         if slow.share.now == 1:
             slow.paused_until = self._monotonic() + slow.pause
-            slow.pause = min(2 * slow.pause, _LONGEST_PAUSE)
+            slow.pause = min(2 * slow.pause, _MAX_PAUSE)
         slow.share.shrink(slow.share.now // _SHRINK_DIVISOR)
         self.on_timeout(statement)
 

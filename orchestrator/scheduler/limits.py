@@ -18,14 +18,14 @@ from datetime import datetime, timedelta
 from orchestrator.domain.limits.buckets import Buckets, Rate
 from orchestrator.domain.limits.lane_limits import (
     Attempt,
-    Handed,
-    Unheard,
+    DispatchedAttempt,
+    UnreportedStarts,
     gate_bucket,
-    is_heard_of,
     lane_bucket,
     lane_buckets,
     limited_by,
     queue_bucket,
+    reports_start,
 )
 from orchestrator.domain.limits.lanes import Lanes, Share
 from orchestrator.domain.tasks.task import executor_of, parse_options
@@ -71,7 +71,7 @@ class LaneService(CommitHooks):
         """Discard everything cached; the next tick reads it from Postgres. A new leader starts in the same way."""
         self.buckets = Buckets()
         self._lanes = Lanes(self.buckets)
-        self._unheard = Unheard(self.buckets)
+        self._unreported = UnreportedStarts(self.buckets)
         self._is_stale = True
         self._read_after: tuple[str, str] | None = ("", "")
         """The lane after which reading continues; None once all lanes are read."""
@@ -94,11 +94,13 @@ class LaneService(CommitHooks):
         lanes = [task.lane for task in in_flight if task.lane is not None]
         unknown = {lane for lane in set(lanes) if self._lanes.options_of(lane) is None}
         not_begun = list(self._not_begun(in_flight, unknown))
-        if not_begun or self._unheard:
-            self._unheard.recount(not_begun, unknown)
+        if not_begun or self._unreported:
+            self._unreported.recount(not_begun, unknown)
         self._lanes.recount([*lanes, *(self._lingering or {}).values()])
 
-    def _not_begun(self, in_flight: Sequence[InFlight], unknown: Set[str]) -> Iterator[tuple[Attempt, Handed]]:
+    def _not_begun(
+        self, in_flight: Sequence[InFlight], unknown: Set[str]
+    ) -> Iterator[tuple[Attempt, DispatchedAttempt]]:
         """Yield attempts dispatched under a rate that have not begun, including those of lanes with unknown options."""
         now = 0.0 if self._last_claim is None else self._last_claim.timestamp()
         for task in in_flight:
@@ -106,12 +108,12 @@ class LaneService(CommitHooks):
                 continue
             options = None if task.lane is None else self._lanes.options_of(task.lane, task.queue)
             buckets: tuple[tuple[str, Rate], ...] = ()
-            if task.lane is not None and options is not None and is_heard_of(options):
+            if task.lane is not None and options is not None and reports_start(options):
                 buckets = lane_buckets(task.lane, options)
             if task.queue in self.queue_rates:
                 buckets = (*buckets, (queue_bucket(task.queue), self.queue_rates[task.queue]))
             if buckets or task.lane in unknown:
-                yield (task.id, task.attempt), Handed(now - task.age, task.lane, buckets)
+                yield (task.id, task.attempt), DispatchedAttempt(now - task.age, task.lane, buckets)
 
     def release_stopped(self, tx: Transaction, fleet: Fleet) -> None:
         """After a fleet check, release attempts whose code has stopped, and buckets that are full again.
@@ -126,7 +128,7 @@ class LaneService(CommitHooks):
             ended = list(held - waiting.current(tx.connection, list(held))) if held else []
             self._lingering = store.lanes_of(tx.connection, ended) if ended else {}
             for lane in self._lingering.values():
-                self._lanes.took_off(lane)
+                self._lanes.add_in_flight(lane)
         for attempt in [*self._lingering]:
             since = min(self._unlisted.pop(attempt, -math.inf), fleet.fair_time)
             if attempt in held:
@@ -134,7 +136,7 @@ class LaneService(CommitHooks):
             if fleet.fair_time - since < fleet.ttl:
                 self._unlisted[attempt] = since
             else:
-                self._lanes.landed(self._lingering.pop(attempt))
+                self._lanes.remove_in_flight(self._lingering.pop(attempt))
 
     def read_all(self) -> None:
         """Read all lanes again, because many have changed."""
@@ -147,7 +149,7 @@ class LaneService(CommitHooks):
             if task.is_ready:
                 self._lanes.arrive(task.queue, task.lane, task.priority, options, task.is_first)
             else:
-                self._lanes.was_overtaken(task.queue, task.lane, task.priority, options)
+                self._lanes.claimed_early(task.queue, task.lane, task.priority, options)
 
     def refresh(self, tx: Transaction) -> None:
         """Before a claim, read unknown lanes and count the tasks that left flight."""
@@ -162,15 +164,15 @@ class LaneService(CommitHooks):
             tx.result.capacity.left_lanes.clear()
             for *attempt, lane in tx.result.capacity.lingering:  # rows in flight no longer count these
                 if tuple(attempt) not in (self._lingering or {}):
-                    self._lanes.took_off(lane)
+                    self._lanes.add_in_flight(lane)
         self._note_begun(tx.result, tx.now.timestamp())
         self.committed(tx.result)
         if self._read_after is None and self._lanes.should_read():
             self.read_all()
         if self._read_after is not None:
             transaction.attempt(tx, "read keys with tasks", self._read, _MAX_LANES_READ)
-        if self._unheard:
-            self._unheard.complete(self._lanes.options_of)
+        if self._unreported:
+            self._unreported.complete(self._lanes.options_of)
         if self._shard is not None:
             self._share(tx, self._shard)
 
@@ -191,7 +193,7 @@ class LaneService(CommitHooks):
         """Publish this shard's usage of limits to other shards."""
         if self._published_usage is None:
             self._published_usage = store.mine(tx.connection, shard)
-        held = {store.TAKES_PART: 1, **self._lanes.held(), **self.queues_held(tx)}
+        held = {store.TAKES_PART: 1, **self._lanes.in_flight(), **self.queues_held(tx)}
         changed = {name: held.get(name, 0) for name in held.keys() | self._published_usage.keys()}
         changed = {name: number for name, number in changed.items() if number != self._published_usage.get(name, 0)}
         if changed:
@@ -210,12 +212,12 @@ class LaneService(CommitHooks):
         if not (tick.capacity.left_lanes or tick.capacity.lingering):
             return
         for lane, number in Counter(tick.capacity.left_lanes).items():
-            self._lanes.landed(lane, number)
+            self._lanes.remove_in_flight(lane, number)
         tick.capacity.left_lanes.clear()
         held = self.held() if tick.capacity.lingering else ()
         for task, attempt, lane in tick.capacity.lingering:
             if self._lingering is None:
-                self._lanes.landed(lane)
+                self._lanes.remove_in_flight(lane)
                 continue
             self._lingering[task, attempt] = lane
             if (task, attempt) not in held:
@@ -224,13 +226,13 @@ class LaneService(CommitHooks):
 
     def _note_begun(self, tick: TickResult, now: float | None = None) -> None:
         """Record attempts that have begun, or are no longer in flight."""
-        if not self._unheard:
+        if not self._unreported:
             return
         ended = ((task.id, task.attempt) for task in tick.outgoing.moved if task.state != "dispatched")
         for attempt in (*tick.capacity.begun, *ended):
-            lane = self._unheard.hear(attempt, now)
+            lane = self._unreported.remove(attempt, now)
             if lane is not None:
-                self._lanes.heard(lane)
+                self._lanes.start_reported(lane)
 
     # -- claiming
 
@@ -277,17 +279,17 @@ class LaneService(CommitHooks):
         for share in shares:
             unused = share.turns - used[share.queue, share.lane]
             if share.lane is not None and unused:
-                self._lanes.give_back(share.queue, share.lane, unused, now)
+                self._lanes.return_turns(share.queue, share.lane, unused, now)
 
     def _await_begin(self, found: Sequence[Claimed], now: float) -> None:
         """Remember the claimed tasks whose start a worker must report."""
-        if not self.buckets.unheard:
+        if not self.buckets.unreported:
             return
         for task in found:
             options = None if task.lane is None else self._lanes.options_of(task.lane, task.queue)
-            if task.lane is not None and options is not None and is_heard_of(options):
-                handed = Handed(now, task.lane, lane_buckets(task.lane, options))
-                self._unheard.add((task.id, task.attempt), handed)
+            if task.lane is not None and options is not None and reports_start(options):
+                dispatched = DispatchedAttempt(now, task.lane, lane_buckets(task.lane, options))
+                self._unreported.add((task.id, task.attempt), dispatched)
 
     def spend_of_queue(self, queue: str, tasks: Sequence[Claimed], now: float) -> None:
         """Spend the rate of a queue for dispatched tasks."""
@@ -295,13 +297,13 @@ class LaneService(CommitHooks):
         self.buckets.spend(bucket, rate, now, len(tasks))
         for task in tasks:
             if executor_of(task.options) is None:
-                self.buckets.count_unheard(bucket, 1)
-                self._unheard.add((task.id, task.attempt), Handed(now, task.lane, ((bucket, rate),)))
+                self.buckets.count_unreported(bucket, 1)
+                self._unreported.add((task.id, task.attempt), DispatchedAttempt(now, task.lane, ((bucket, rate),)))
 
     def refuse(self, task: Claimed) -> None:
         """Note that a claimed task was returned at once."""
         if task.lane is not None:
-            self._unheard.hear((task.id, task.attempt))
+            self._unreported.remove((task.id, task.attempt))
             self._lanes.refuse(task.queue, task.lane)
 
     def save(self, tx: Transaction) -> None:

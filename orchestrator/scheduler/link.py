@@ -24,7 +24,7 @@ from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.trace_context import below, run_span
 from orchestrator.transport import connection as transport
 from orchestrator.transport.codec import (
-    LARGEST_BUNDLE,
+    MAX_BUNDLE,
     Attempt,
     Changes,
     Heartbeat,
@@ -35,7 +35,7 @@ from orchestrator.transport.codec import (
 )
 from orchestrator.transport.keys import private_queue
 from orchestrator.transport.leader.queues import StreamsDamaged
-from orchestrator.transport.leader.streams import MOST_BYTES, NO_CHANGES, Inbound, LeaderStreams
+from orchestrator.transport.leader.streams import MAX_READ_BYTES, NO_CHANGES, Inbound, LeaderStreams
 from orchestrator.transport.quarantine import Refused
 
 _MAX_LOG_BYTES = 8_000_000
@@ -242,10 +242,10 @@ class Link(CommitHooks):
                         inbound.complete,
                         gathered.stopped + inbound.stopped,
                         inbound.stream or gathered.stream,
-                        not (gathered.wants_look or inbound.wants_look),
+                        not (gathered.needs_full_check or inbound.needs_full_check),
                     )
                 gathered = inbound
-                if inbound.complete or sum(len(body) for _, body in gathered.entries) > MOST_BYTES:
+                if inbound.complete or sum(len(body) for _, body in gathered.entries) > MAX_READ_BYTES:
                     break
                 position = inbound.entries[-1][0]
         except FAILURES as error:
@@ -317,7 +317,7 @@ def messages(
         by_queue[task.queue if task.to is None else private_queue(task.to)].append(task)
     found: dict[str, list[bytes]] = {}
     for queue, tasks in by_queue.items():
-        size = max(1, min(LARGEST_BUNDLE, len(tasks) // max(1, spread(queue))))
+        size = max(1, min(MAX_BUNDLE, len(tasks) // max(1, spread(queue))))
         bundles: list[list[object]] = []
         room = weight = 0
         for task in sorted(tasks, key=attrgetter("alone")):

@@ -116,7 +116,7 @@ class Candidacy:
 
 log = get_logger("scheduler")
 
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_MIN_PAUSE, _MAX_PAUSE = 0.1, 5.0
 """Seconds until the next attempt to lead, after the first failure and after many."""
 
 
@@ -149,7 +149,7 @@ class Scheduler:
         self.postgres = Outage(log, "Postgres", "nothing moves, and reports wait", monotonic=monotonic)
         self.meter = Meter()
         self.leading = threading.Event()
-        self._pause = _SHORTEST_PAUSE
+        self._pause = _MIN_PAUSE
         """Seconds until the next attempt to lead, after a failed one."""
         self._has_complained = False
         """An outage of Postgres has been logged, and a complaint published."""
@@ -178,7 +178,7 @@ class Scheduler:
                 self.take_over()
                 while not self._stopping.is_set():
                     self.tick()
-                    self._pause = _SHORTEST_PAUSE  # taking over is no success: each time costs a term
+                    self._pause = _MIN_PAUSE  # taking over is no success: each time costs a term
                     self.postgres.worked()
                     if self._has_complained:
                         self._withdraw_complaint()
@@ -196,12 +196,12 @@ class Scheduler:
             except (*database.UNAVAILABLE, *transport.UNAVAILABLE) as error:
                 self._report_outage(error)
                 self._pause_after_failure(leads, self._pause)
-                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+                self._pause = min(2 * self._pause, _MAX_PAUSE)
             except Exception as error:
                 if database.is_being_restored(error):
                     self._report_outage(error)
                     self._pause_after_failure(leads, self._pause)
-                    self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+                    self._pause = min(2 * self._pause, _MAX_PAUSE)
                     continue
                 # A defect: log it, and continue rather than abandon the queue.
                 log.exception("scheduler.tick_failed: a defect; the scheduler continues from the last commit")

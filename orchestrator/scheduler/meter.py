@@ -13,8 +13,8 @@ from operator import attrgetter
 
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.monitoring.exposition import (
-    MOST_QUEUES,
-    OTHER,
+    MAX_QUEUES,
+    OTHER_QUEUES,
     SECONDS,
     SIZES,
     Family,
@@ -46,7 +46,7 @@ class Meter(CommitHooks):
         self.tick_times = Histogram()
         self.batches = Histogram(SIZES)
         self._labels: dict[str, str] = {}
-        """The metric label of each queue. Beyond `MOST_QUEUES`, new queues share one label."""
+        """The metric label of each queue. Beyond `MAX_QUEUES`, new queues share one label."""
 
     # -- what happened
 
@@ -86,8 +86,8 @@ class Meter(CommitHooks):
         """Return the label under which a queue is counted."""
         label = self._labels.get(queue)
         if label is None:
-            label = queue if len(self._labels) < MOST_QUEUES else OTHER
-            if label is not OTHER:
+            label = queue if len(self._labels) < MAX_QUEUES else OTHER_QUEUES
+            if label is not OTHER_QUEUES:
                 self._labels[queue] = label
         return label
 

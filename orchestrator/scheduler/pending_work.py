@@ -97,9 +97,9 @@ def _stuck(error: TaskError) -> str:
 def release_known(tx: Transaction, fleet: Fleet, limit: int) -> None:
     """Make held tasks ready again if a live worker now knows them, or has the data key or executor that they need."""
     known = fleet.known()
-    lacking = fleet.capabilities.lacking
+    lacking = fleet.capabilities.resource_holds
     if can_open := [(queue, hold) for hold in lacking for queue in fleet.queues if _can_do(fleet, queue, hold)]:
-        tx.result.wake.requests |= waiting.release_opened(tx.connection, can_open, limit) > 0
+        tx.result.wake.requests |= waiting.release_by_resource(tx.connection, can_open, limit) > 0
     if known:
         denied = fleet.capabilities.denied()
         released = waiting.release_known(tx.connection, sorted(known), limit, denied=denied)

@@ -19,7 +19,7 @@ from redis import Redis
 from sqlalchemy import Engine, exc
 
 from orchestrator.domain.fleet.announced import Standby
-from orchestrator.memory import settle
+from orchestrator.memory import freeze_before_fork
 from orchestrator.monitoring.exposition import Family, gauge, own_metrics
 from orchestrator.monitoring.listener import serve_metrics
 from orchestrator.monitoring.system import SystemGauges
@@ -38,7 +38,7 @@ from orchestrator.terminal_safe import without_password
 from orchestrator.tracing.entry import LAST_SPANS, begin_tracing
 from orchestrator.transport import announcements
 from orchestrator.transport.client import nudge
-from orchestrator.transport.connection import UNAVAILABLE, awaited, connect, connect_shared
+from orchestrator.transport.connection import UNAVAILABLE, connect, connect_shared, prerequisite
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader.streams import LeaderStreams
 
@@ -203,7 +203,7 @@ def run_scheduler(settings: Settings) -> int:
     log.info("scheduler.started postgres=%s redis=%s", without_password(url), without_password(redis_url))
     observed = ObservedScheduler(settings)
     serve_metrics(settings.metrics, observed, log)
-    prerequisites = Prerequisites(log, [shards.awaited(engine, settings), awaited(redis)])
+    prerequisites = Prerequisites(log, [shards.prerequisite(engine, settings), prerequisite(redis)])
     if prerequisites.wait():
         upkeep_engine = database.engine_for(
             url, autocommit=True, pool_size=4, name="orchestrator janitor", namespace=namespace
@@ -263,7 +263,7 @@ def _leader_spans() -> LeaderSpans | None:
 
 def _relax_garbage_collector() -> None:
     """Run the garbage collector seldom: a tick makes thousands of tuples and no cycles."""
-    settle()
+    freeze_before_fork()
     gc.set_threshold(20_000, 20, 20)
 
 

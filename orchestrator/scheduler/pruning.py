@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine
 from orchestrator.scheduler.upkeep import REST, SLICE, Rounds
 from orchestrator.settings import Settings
 from orchestrator.store import audit, logs, retention
-from orchestrator.store.retention import BEGINNING, FIRST, Kind, Slice, Walk
+from orchestrator.store.retention import FIRST, START, Kind, Slice, Walk
 
 _SLICES = 100
 """Slices of one kind of row in a turn."""
@@ -102,7 +102,7 @@ class Pruner:
                 next_runs = partial(retention.next_runs, connection, seconds)
                 yield from self._walk(self._runs, kind, next_runs, partial(self._forget_runs, connection, kind))
         walks = retention.walks(connection, settings.retention_success, settings.retention_failed)
-        self._tasks = {walk: self._tasks.get(walk, BEGINNING) for walk in walks}
+        self._tasks = {walk: self._tasks.get(walk, START) for walk in walks}
         for walk in walks:
             next_tasks = partial(retention.next_tasks, connection, walk)
             yield from self._walk(self._tasks, walk, next_tasks, partial(self._forget_tasks, connection, walk))
@@ -137,7 +137,7 @@ class Pruner:
     ) -> Iterator[int]:
         delays: list[float] = []
         while len(delays) < self._slices:
-            after = reached.get(key, BEGINNING)
+            after = reached.get(key, START)
             found = next_slice(after, self._size)
             if found is None:
                 return
@@ -152,11 +152,11 @@ class Pruner:
     def _forget_runs(self, connection: Connection, kind: Kind, after: datetime, upto: datetime) -> Iterator[int]:
         gone = retention.forget_runs(connection, kind, after, upto)
         yield len(gone)
-        yield from retention.forget_rest(connection, gone, self._size)
+        yield from retention.delete_remains(connection, gone, self._size)
 
     def _forget_tasks(self, connection: Connection, walk: Walk, after: datetime, upto: datetime) -> Iterator[int]:
-        runs = retention.left_runs(connection, walk, after, upto)
-        yield from retention.forget_rest(connection, runs, self._size)
+        runs = retention.orphaned_runs(connection, walk, after, upto)
+        yield from retention.delete_remains(connection, runs, self._size)
         yield retention.forget_tasks(connection, walk, after, upto)
 
 

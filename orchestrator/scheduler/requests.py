@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.domain.code import history
-from orchestrator.domain.code.ends import ASKED
+from orchestrator.domain.code.ends import REQUESTED
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.starts import is_start
 from orchestrator.domain.tasks.task import WITHDRAWN, KeyHolder, NewTask, TaskError
@@ -31,8 +31,8 @@ from orchestrator.scheduler.tasks.starts import start_runs
 from orchestrator.scheduler.transaction import Transaction, isolate
 from orchestrator.store import fleet, inbox
 from orchestrator.store.code import runs as code_runs
-from orchestrator.store.code.expectations import Answered
-from orchestrator.store.database import said
+from orchestrator.store.code.expectations import PromiseAnswer
+from orchestrator.store.database import error_line
 from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.store.limits import queues
 from orchestrator.store.tasks import cancels, completions, redrive, transitions, unique
@@ -95,7 +95,7 @@ class Requests:
             RequestKind.COMPLETE_TASK: lambda tx, items, _: complete_tasks(tx, items),
             RequestKind.DRAIN: _drain,
             RequestKind.ENQUEUE: lambda tx, items, _: enqueue_with_keys(tx, items),
-            RequestKind.EVENT: lambda tx, items, _: triggers.hear_events(tx, items),
+            RequestKind.EVENT: lambda tx, items, _: triggers.start_on_events(tx, items),
             RequestKind.FLOW_SIGNAL: self._signal_flows,
             RequestKind.LANES: lambda tx, items, _: lanes.read_all(),  # noqa: ARG005
             RequestKind.PURGE: self._purge,
@@ -118,7 +118,7 @@ class Requests:
 
     def _cancel_runs(self, tx: Transaction, items: list[Request], _: int) -> None:
         self.cancels.mark(tx, _targets(items))
-        ask_to_cancel(tx, _targets(items), ASKED)
+        ask_to_cancel(tx, _targets(items), REQUESTED)
 
     def _signal_flows(self, tx: Transaction, items: list[Request], _: int) -> None:
         """Deliver signals to flow runs, in order. Ended runs ignore them."""
@@ -166,12 +166,18 @@ def _suspect_id(item: Request) -> bytes:
 def _refuse(tx: Transaction, item: Request, error: Exception) -> None:
     """Quarantine a request that cannot be applied, and answer a waiting client with an error."""
     body = msgspec.json.encode({"kind": item.kind, "target": to_text(item.target), "body": item.body})
-    tx.result.outgoing.set_aside.append(Refused(f"inbox/{item.id}", body, f"{type(error).__name__}: {said(error)}"))
+    tx.result.outgoing.set_aside.append(
+        Refused(f"inbox/{item.id}", body, f"{type(error).__name__}: {error_line(error)}")
+    )
     if isinstance(item.body, dict) and isinstance(item.body.get("request"), str):
-        reason = TaskError("CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {said(error)}")
-        reply(tx, [Answered(base64.b64decode(item.body["request"]), None, reason)])
+        reason = TaskError(
+            "CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {error_line(error)}"
+        )
+        reply(tx, [PromiseAnswer(base64.b64decode(item.body["request"]), None, reason)])
     if item.kind == RequestKind.ENQUEUE:
-        reason = TaskError("CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {said(error)}")
+        reason = TaskError(
+            "CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {error_line(error)}"
+        )
         tx.result.outgoing.key_holders[item.target] = KeyHolder(item.target, error=reason)
     tx.result.wake.queues_changed |= item.kind == RequestKind.PURGE
     inbox.remove(tx.connection, [item.id])
@@ -182,7 +188,7 @@ def cancel_by_id(tx: Transaction, ids: list[bytes]) -> None:
     of_code = code_runs.of_code(tx.connection, ids)
     if of_code:
         latest = code_runs.latest(tx.connection, of_code)
-        ask_to_cancel(tx, dict.fromkeys(latest.values()), ASKED)
+        ask_to_cancel(tx, dict.fromkeys(latest.values()), REQUESTED)
     cancel_tasks(tx, [task for task in ids if task not in of_code])
 
 
@@ -230,7 +236,7 @@ def _in_slices(tx: Transaction, item: Request, limit: int, do: Callable[[Any, in
         limit -= size
         if after == before or tx.budget.monotonic() >= until:
             break
-    inbox.go_on(tx.connection, item.id, msgspec.json.encode({"after": after}).decode())
+    inbox.save_progress(tx.connection, item.id, msgspec.json.encode({"after": after}).decode())
     return False
 
 
@@ -255,7 +261,7 @@ def enqueue_with_keys(tx: Transaction, items: list[Request]) -> set[int]:
     first: dict[str, NewTask] = {}
     requests: list[tuple[int, NewTask, str]] = []
     starts: list[NewTask] = []
-    existing = unique.known(tx.connection, [item.target for item in items])
+    existing = unique.existing(tx.connection, [item.target for item in items])
     for item in items:
         task = unique.deferred(item.body)
         if is_start(task):
@@ -292,5 +298,5 @@ def settle_ends(tx: Transaction) -> None:
 
 
 def _refuse_task(tx: Transaction, task: NewTask, error: Exception) -> None:
-    refused = Refused(f"task/{to_text(task.id)}", task.payload, f"{task.name}: {said(error)}")
+    refused = Refused(f"task/{to_text(task.id)}", task.payload, f"{task.name}: {error_line(error)}")
     tx.result.outgoing.set_aside.append(refused)

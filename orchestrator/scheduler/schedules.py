@@ -23,7 +23,7 @@ from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.runs.direct import create_begun
 from orchestrator.scheduler.transaction import Transaction, affects_everything, isolate
-from orchestrator.store.database import said
+from orchestrator.store.database import error_line
 from orchestrator.store.driver import savepoint
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.schedules import backfills
@@ -108,13 +108,13 @@ def _fire(
 
 def _given_up(tx: Transaction, row: DueSchedule, open_runs: Mapping[str, list[bytes]], error: Exception) -> _Firing:
     """Skip the due fires of a schedule whose runs cannot be started. Pause the schedule if it cannot even be read."""
-    reason = f"Its runs could not be stored: {said(error)}"
+    reason = f"Its runs could not be stored: {error_line(error)}"
     log.error("schedule.failed schedule=%s error=%s", row.key, reason)
     try:
         firing = _decide_fires(tx, row, open_runs.get(row.key, []), _SLICE)
     except Exception as defect:  # noqa: BLE001  # any error here belongs to this schedule
         firing = _Firing(row)
-        reason = f"It cannot be told when it fires, so it no longer does: {said(defect)}. Set it again."
+        reason = f"It cannot be told when it fires, so it no longer does: {error_line(defect)}. Set it again."
     return replace(firing, runs=[], superseded=[], error=reason)
 
 
@@ -236,8 +236,8 @@ def _extend(tx: Transaction, backfill: OpenBackfill, room: int) -> None:
     except Exception as error:
         if affects_everything(error):
             raise
-        log.error("backfill.failed backfill=%d error=%s", backfill.id, said(error))
-        backfills.save(tx.connection, backfill.id, None, 0, 0, said(error))
+        log.error("backfill.failed backfill=%d error=%s", backfill.id, error_line(error))
+        backfills.save(tx.connection, backfill.id, None, 0, 0, error_line(error))
         return
     next_time = following if following is not None and following < backfill.end else None
     backfills.save(tx.connection, backfill.id, next_time, len(fire_times), len(started), None)

@@ -173,8 +173,8 @@ class Term:
         """Read the attempts in flight from Postgres, and make Redis accept writes of this term."""
         with self._leadership.reading() as connection:
             self.dispatcher.recount(waiting.in_flight(connection))
-            self.fleet.capabilities.holds = {CapacityHold.parse(*found) for found in waiting.crowded(connection)}
-            self.fleet.capabilities.lacking = set(waiting.lacking(connection))
+            self.fleet.capabilities.holds = {CapacityHold.parse(*found) for found in waiting.capacity_holds(connection)}
+            self.fleet.capabilities.resource_holds = set(waiting.resource_holds(connection))
             self.watch.drains = drains(connection)
         log.info("scheduler.leading term=%d shard=%d", self._leadership.term, self._shard or 0)
         try:
@@ -230,7 +230,7 @@ class Term:
         return self._run_transaction(inbound, decoded, suspicion)
 
     def _run_transaction(self, inbound: Inbound, decoded: Decoded, suspicion: Suspicion | None) -> Transaction:
-        cursor, is_full_check = self._cursor_after(inbound), inbound.wants_look or suspicion is not None
+        cursor, is_full_check = self._cursor_after(inbound), inbound.needs_full_check or suspicion is not None
         are_plain = decoded.are_plain_successes() and not inbound.nudged
         self._may_be_committed = False
         with self._transaction(cursor, with_pending_work=is_full_check) as (tx, pending_work):

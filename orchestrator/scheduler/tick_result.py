@@ -147,7 +147,7 @@ class TickRuns(_Mergeable):
 class Capacity(_Mergeable):
     """Capacity that became free, and data keys, names and places that workers lack."""
 
-    landed: Counter[str] = msgspec.field(default_factory=Counter)
+    out_of_flight: Counter[str] = msgspec.field(default_factory=Counter)
     """Tasks that left flight, by queue."""
     finished: Counter[str] = msgspec.field(default_factory=Counter)
     """Tasks that a worker finished, by queue."""
@@ -161,7 +161,7 @@ class Capacity(_Mergeable):
     """Activations that left flight: run and attempt."""
     denied: list[tuple[str, str]] = []
     """Workers that returned a task because they do not know it, with the task's name."""
-    lacking: list[str] = []
+    resource_holds: list[str] = []
     """Data keys that a worker lacked for a task, which it returned."""
     holds: dict[CapacityHold, bool] = {}
     """Holds on tasks that only some workers know, and whether any such tasks are held now."""
@@ -335,7 +335,7 @@ class TickResult(_Mergeable):
             if task.callbacks is not None:
                 self.tasks.follow_ups.extend(_follow_ups(task, result, error))
             ended.append(Ended(task.id, task.state, inline, error))
-        capacity.landed.update(landed)
+        capacity.out_of_flight.update(landed)
         if by_worker:
             capacity.finished.update(landed)
 

@@ -132,12 +132,12 @@ class PayloadCollection:
         collector = Collector(
             store.store,
             grace,
-            partial(payloads.gone, connection),
+            partial(payloads.deleted_owners, connection),
             partial(payloads.attempts, connection),
         )
-        for _ in collector.look():
+        for _ in collector.find_unreferenced():
             yield 0.0
-        if not collector.has_found:
+        if not collector.has_unreferenced:
             return
         yield self._settled
         deleted = 0

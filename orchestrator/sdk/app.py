@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from orchestrator.errors import InvalidTask
 from orchestrator.sdk.cell import Cell
-from orchestrator.sdk.checks import shown
+from orchestrator.sdk.checks import for_message
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.context import WorkflowContext
 from orchestrator.sdk.code.options import CodeOptions, Versioning, check_workflow_function, with_code_options
@@ -293,7 +293,7 @@ def _check_settings(called: str, settings: object) -> None:
     if settings is not None and not isinstance(settings, Settings) and not callable(settings):
         raise TypeError(
             f"{called}(…): expected Settings(…), or single settings by name, such as {called}(namespace='shop'), found "
-            f"{shown(settings)}."
+            f"{for_message(settings)}."
         )
 
 

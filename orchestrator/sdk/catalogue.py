@@ -52,19 +52,19 @@ def start_run(
     params: Mapping[str, Any],
     create: Callable[[bytes], bytes],
     run_id: bytes | None = None,
-    hand_over: Callable[[Sequence[NewTask]], Mapping[bytes, bytes]] | None = None,
+    submit: Callable[[Sequence[NewTask]], Mapping[bytes, bytes]] | None = None,
     parts: Callable[[], Sequence[EnqueueCall]] | None = None,
 ) -> bytes:
     """Start a run and return its id, which is that of an earlier run if the start has a key that is taken.
 
-    Outside of tasks, `create` inserts the run. Inside a task, the leader does: `hand_over` submits the request, by
+    Outside of tasks, `create` inserts the run. Inside a task, the leader does: `submit` submits the request, by
     default `runtime.enqueue`. `parts` are the calls of a composition, for middleware.
     """
     if client.middleware is not None and of_start.get() is None:
         called = start.name or start.workflow
         seen, calls = (params, ()) if parts is None else ({}, parts())
         with client.middleware.starting("flow" if start.flow else "workflow", called, (), seen, calls):
-            return start_run(client, start, params, create, run_id, hand_over)
+            return start_run(client, start, params, create, run_id, submit)
     runtime = client.runtime()
     if run_id is None:
         run_id = new_id() if runtime is None else runtime.next_id()
@@ -72,14 +72,14 @@ def start_run(
         if runtime is None:
             run_id = create(run_id)
         else:
-            run_id = _start_in_task(client, hand_over or runtime.enqueue, start, params, run_id)
+            run_id = _start_in_task(client, submit or runtime.enqueue, start, params, run_id)
         sent.created(run_id)
     return run_id
 
 
 def _start_in_task(
     client: Client,
-    hand_over: Callable[[Sequence[NewTask]], Mapping[bytes, bytes]],
+    submit: Callable[[Sequence[NewTask]], Mapping[bytes, bytes]],
     start: StartSteps,
     params: Mapping[str, Any],
     run_id: bytes,
@@ -92,4 +92,4 @@ def _start_in_task(
     vault = vault_of(client.settings)
     sealed_params = stored_json(params) if vault is None else vault.seal_json(stored_json(params))
     request = as_task(run_id, msgspec.structs.replace(start, params=sealed_params), current_trace())
-    return hand_over([request]).get(run_id, run_id)
+    return submit([request]).get(run_id, run_id)

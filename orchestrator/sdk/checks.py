@@ -11,9 +11,9 @@ import msgspec
 
 from orchestrator.domain.durations import parse_duration
 from orchestrator.domain.limits.buckets import Rate, bucket_size, parse_rate
-from orchestrator.domain.limits.lane_limits import LONGEST_KEY, key_text
+from orchestrator.domain.limits.lane_limits import MAX_KEY_LENGTH, key_text
 from orchestrator.errors import InvalidTask, InvalidWorkflow, UnknownOption, did_you_mean
-from orchestrator.settings import SHORTEST_RETENTION
+from orchestrator.settings import MIN_RETENTION
 
 SECONDS = "a number of seconds or a timedelta, up to a hundred years"
 _NAME = re.compile(r"[\w.:/-]{1,128}")
@@ -36,14 +36,16 @@ def check_name(what: str, name: object) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         article = "An" if what[0] in "aeio" else "A"
         expected = f"{article} {what} name has 1 to 128 letters, digits, or any of _ . : / -"
-        raise InvalidTask(f"{expected}; found {shown(name)}.")
+        raise InvalidTask(f"{expected}; found {for_message(name)}.")
     return name
 
 
 def check_tags(tags: object) -> tuple[str, ...]:
     """Refuse tags that cannot be stored and searched."""
     if isinstance(tags, (str, bytes)) or not isinstance(tags, Sequence) or len(tags) > _MAX_TAGS:
-        found = shown(tags) if isinstance(tags, (str, bytes)) or not isinstance(tags, Sequence) else f"{len(tags):,}"
+        found = (
+            for_message(tags) if isinstance(tags, (str, bytes)) or not isinstance(tags, Sequence) else f"{len(tags):,}"
+        )
         raise InvalidWorkflow(f"Option tags: expected a list of at most {_MAX_TAGS} texts, found {found}.")
     return tuple(check_label("tag", tag) for tag in tags)
 
@@ -53,12 +55,12 @@ def check_label(what: str, text: object) -> str:
     if not isinstance(text, str) or not 1 <= len(text) <= _MAX_LABEL_LENGTH or not text.isprintable():
         raise InvalidWorkflow(
             f"A {what} is a text of 1 to {_MAX_LABEL_LENGTH} printable characters, in one line and without controls; "
-            f"found {shown(text)}."
+            f"found {for_message(text)}."
         )
     return text
 
 
-def shown(value: object) -> str:
+def for_message(value: object) -> str:
     """Return a value as text for an error message; only its type, if the text could be very long."""
     if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 10**20):
         return repr(value)
@@ -92,9 +94,9 @@ def check_retention(name: str, value: object) -> float | None:
     if value is None:
         return None
     seconds = check_seconds(name, value)
-    if seconds != 0 and seconds < SHORTEST_RETENTION:
+    if seconds != 0 and seconds < MIN_RETENTION:
         raise InvalidTask(
-            f"Option {name}: expected {SHORTEST_RETENTION:g} seconds or more, or 0 to keep for ever, found {value!r}."
+            f"Option {name}: expected {MIN_RETENTION:g} seconds or more, or 0 to keep for ever, found {value!r}."
         )
     return seconds
 
@@ -124,7 +126,7 @@ def check_key(name: str, value: object) -> str:
     if (text := key_text(value)) is not None:
         return text
     raise InvalidTask(
-        f"Option {name}: expected printable text of 1 to {LONGEST_KEY} characters, a whole number or a UUID, "
+        f"Option {name}: expected printable text of 1 to {MAX_KEY_LENGTH} characters, a whole number or a UUID, "
         f"found {value!r:.200}."
     )
 

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import ConfigurationError, InvalidTask, NotDeterministic
-from orchestrator.sdk.checks import check_name, shown
+from orchestrator.sdk.checks import check_name, for_message
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.tasks.context import TaskRuntime, current_runtime
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
@@ -188,4 +188,6 @@ def client_of(cell: object) -> Client:
     """Return the client of a cell or application that is passed to `via`."""
     if isinstance(cell, Deployment):
         return cell._client
-    raise TypeError(f"via(…): expected a cell, as `app.at(…)` returns it, or the application, found {shown(cell)}.")
+    raise TypeError(
+        f"via(…): expected a cell, as `app.at(…)` returns it, or the application, found {for_message(cell)}."
+    )

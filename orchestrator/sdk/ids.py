@@ -9,7 +9,7 @@ from uuid import UUID
 
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.errors import NotFound
-from orchestrator.sdk.checks import shown
+from orchestrator.sdk.checks import for_message
 
 _BATCH = 64
 """Ids whose random bytes are fetched in one system call."""
@@ -25,7 +25,7 @@ def parse_id(what: str, value: str | UUID) -> bytes:
     try:
         return (value if isinstance(value, UUID) else UUID(value)).bytes
     except (ValueError, TypeError, AttributeError):
-        raise NotFound(f"{shown(value)} is not the id of a {what}: expected a UUID.") from None
+        raise NotFound(f"{for_message(value)} is not the id of a {what}: expected a UUID.") from None
 
 
 def new_ids() -> Iterator[bytes]:

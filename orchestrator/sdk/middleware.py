@@ -26,7 +26,7 @@ from uuid import UUID
 from orchestrator.domain.tasks.headers import check_headers, of_start
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import ConfigurationError, InvalidTask, InvalidWorkflow
-from orchestrator.sdk.checks import shown
+from orchestrator.sdk.checks import for_message
 from orchestrator.sdk.tasks.context import TaskContext, current_task
 from orchestrator.telemetry import get_logger
 
@@ -170,7 +170,7 @@ class Chain:
         return _around(self._turn, ctx)
 
     @property
-    def sees_ends(self) -> bool:
+    def has_ended_hook(self) -> bool:
         """Whether any middleware has an `ended` hook."""
         return bool(self._ended)
 
@@ -214,7 +214,7 @@ class CarriedContext(Middleware):
             if not isinstance(variable, ContextVar) or self.variables.setdefault(variable.name, variable) != variable:
                 raise ConfigurationError(
                     f"Orchestrator(context=…): expected context variables, each with a name of its own, found "
-                    f"{shown(variable)}."
+                    f"{for_message(variable)}."
                 )
 
     def enqueue(self, call: EnqueueCall) -> None:
@@ -257,13 +257,15 @@ def _has(member: Middleware, name: str) -> bool:
 def each_of(option: str, values: Iterable[Any]) -> Iterable[Any]:
     """Return the values of an option of `Orchestrator`. Refuse a value that is not iterable."""
     if not isinstance(values, Iterable):
-        raise ConfigurationError(f"Orchestrator({option}=…): expected a list, found {shown(values)}.")
+        raise ConfigurationError(f"Orchestrator({option}=…): expected a list, found {for_message(values)}.")
     return values
 
 
 def _check(member: object) -> None:
     if not isinstance(member, Middleware):
-        raise ConfigurationError(f"Middleware: expected an object of a class below Middleware, found {shown(member)}.")
+        raise ConfigurationError(
+            f"Middleware: expected an object of a class below Middleware, found {for_message(member)}."
+        )
     from difflib import get_close_matches  # only processes with middleware need it
 
     class_name = type(member).__name__

@@ -77,10 +77,10 @@ def _missing(option: str, name: str) -> ConfigurationError:
 
 
 def _broken(option: str, name: str, error: BaseException) -> ImportFailed:
-    return ImportFailed(f"Orchestrator({option}=…): module {name!r} cannot be imported. {what_failed(error)}")
+    return ImportFailed(f"Orchestrator({option}=…): module {name!r} cannot be imported. {describe_import_error(error)}")
 
 
-def what_failed(error: BaseException) -> str:
+def describe_import_error(error: BaseException) -> str:
     """Describe the exception of an import: its text, the line in the user's code, and the line that raised it."""
     if isinstance(error, SyntaxError):
         message, locations = error.msg, [_location(error.filename, error.lineno, error.text)]

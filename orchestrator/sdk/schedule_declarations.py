@@ -16,7 +16,7 @@ from orchestrator.errors import InvalidTask, InvalidWorkflow
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.code.workflow_class import workflow_of
-from orchestrator.sdk.dag.registered import check_fit, take_over
+from orchestrator.sdk.dag.registered import check_allowed_in_workflow, copy_task_options
 from orchestrator.sdk.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class TaskDeclaration(_Declaration[Task[..., Any]]):
         )
 
         source = f"schedule of task {self.target.name!r}"
-        further = partial(take_over, tasks={self.target.name: self.target})
+        further = partial(copy_task_options, tasks={self.target.name: self.target})
         # Evaluated at each fire, so that a run has the values among its parameters.
         computed = {name: value for name, value in self.params.items() if _is_expression(value)}
 
@@ -131,7 +131,7 @@ def declaration(
         return of_code
     if isinstance(target, Task):
         chosen = check_name("schedule", name or target.name)
-        check_fit(target)
+        check_allowed_in_workflow(target)
         target._signature.check((), params)
         of_task = TaskDeclaration(name=chosen, target=target, times=times, params=params)
         of_task.definition()

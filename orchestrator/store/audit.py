@@ -98,7 +98,7 @@ _SELECTING = {
        AND coalesce(attempt = {_SEEN}::bigint, true) AND {KEEPS_KEY} IS NULL AND {REVIVABLE}""",
 }
 """Selects the objects whose state allows the request. A retry that must reclaim a unique key is requested by
-`revival.ask`. A child run is deleted with its parent."""
+`revival.request_retry`. A child run is deleted with its parent."""
 _STORING = {
     RequestKind.DELETE_RUN: """INSERT INTO orchestrator.deletions (run_id) SELECT id FROM fitting
     ON CONFLICT (run_id) DO UPDATE SET run_id = EXCLUDED.run_id RETURNING run_id"""
@@ -127,13 +127,13 @@ def add(
     _ADD(connection, _entry_columns(who=who, origin=origin, act=act, kind=kind, target=target, detail=detail))
 
 
-def ask(connection: Connection, request: RequestKind, run: bytes, body: str, **entry: Any) -> bool:
+def insert_request(connection: Connection, request: RequestKind, run: bytes, body: str, **entry: Any) -> bool:
     """Insert a request about a run and an audit entry, in one statement. Return False if a message came too late."""
     statement = _SEND if request in _MESSAGES else _ASK
     return statement.first(connection, _entry_columns(**entry), request=str(request), run=run, body=body) is not None
 
 
-def ask_all(
+def insert_requests(
     connection: Connection, request: RequestKind, targets: Sequence[bytes], seen: Seen = NOTHING_SEEN, **entry: Any
 ) -> set[UUID]:
     """Insert the same request about several tasks or runs, with audit entries; return the ids whose state allows it.
@@ -156,7 +156,7 @@ _MATCHES = """(%(who)s::text IS NULL OR starts_with(who, %(who)s::text))
    AND (%(until)s::timestamptz IS NULL OR at < %(until)s::timestamptz)"""
 _COLUMNS = "id, at, who, origin, act, kind, target, detail"
 _BEFORE = "(%(before)s::bigint IS NULL OR id < %(before)s::bigint)"
-MOST_LOOKED_AT = 10_000
+MAX_SCANNED = 10_000
 """Entries scanned for one page where no index finds the matching entries."""
 _HORIZON = Statement[int](f"""
 SELECT /* audit.horizon */ id FROM orchestrator.audit WHERE {_BEFORE} ORDER BY id DESC OFFSET %(most)s LIMIT 1
@@ -190,7 +190,7 @@ def page(connection: Connection, wanted: AuditFilter, *, limit: int, before: int
     The number of scanned entries is bounded, so a page may have few entries or none without being the last.
     """
     is_walked = wanted != AuditFilter() and wanted.target is None
-    horizon = _HORIZON.first(connection, before=before, most=MOST_LOOKED_AT) if is_walked else None
+    horizon = _HORIZON.first(connection, before=before, most=MAX_SCANNED) if is_walked else None
     entries = _LIST(connection, _parameters(wanted), limit=limit, before=before, horizon=horizon)
     return AuditPage(entries, entries[-1].id if len(entries) == limit else horizon)
 
@@ -227,7 +227,7 @@ def decision(connection: Connection, run: str, name: str | None = None) -> str |
 
     Without a name, return the run's last decision, with its name.
     """
-    row = _DECISION.first(connection, run=run, name=name, most=MOST_LOOKED_AT)
+    row = _DECISION.first(connection, run=run, name=name, most=MAX_SCANNED)
     if row is None:
         return None
     act = row.detail.get("decision") or _DECIDED.get(row.act, row.act)
@@ -255,7 +255,7 @@ SELECT /* audit.origin */ target
 
 def origin(connection: Connection, run: UUID, created_at: datetime) -> str | None:
     """Return the id of the run of which `run` is a rerun, if the log still has the entry."""
-    return _ORIGIN.first(connection, run=str(run), at=created_at, most=MOST_LOOKED_AT)
+    return _ORIGIN.first(connection, run=str(run), at=created_at, most=MAX_SCANNED)
 
 
 _PRUNE = Statement[None]("""

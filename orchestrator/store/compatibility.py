@@ -83,7 +83,7 @@ def oldest_supported(connection: Connection) -> str | None:
     return match[1] if match else None
 
 
-def mark(connection: Connection, oldest: str) -> None:
+def write_oldest_revision(connection: Connection, oldest: str) -> None:
     """Write the oldest revision that the schema supports."""
     connection.execute(text(f"COMMENT ON TABLE {SCHEMA}.alembic_version IS '{_MARK.format(oldest)}'"))
 

@@ -166,7 +166,7 @@ class _Pool(QueuePool):
 
     @property
     def _timeout(self) -> float:
-        return time_limits.left(self._longest)
+        return time_limits.remaining(self._longest)
 
     @_timeout.setter
     def _timeout(self, seconds: float) -> None:
@@ -213,7 +213,7 @@ def as_outage(error: exc.DBAPIError, *, is_broken: bool) -> exc.OperationalError
     )
 
 
-def said(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return an error's message in one line; for Postgres errors, without the statement and SQLAlchemy's link."""
     return str(getattr(error, "orig", None) or error).strip().split("\n", 1)[0]
 
@@ -247,7 +247,7 @@ def is_outage(error: BaseException) -> bool:
 def is_exhausted(error: BaseException) -> bool:
     """Return whether Postgres or the pool of this process has no connection left."""
     exhausted = r"too many (clients|connections for)|remaining connection slots|QueuePool limit"
-    return re.search(exhausted, said(error.__cause__ or error)) is not None
+    return re.search(exhausted, error_line(error.__cause__ or error)) is not None
 
 
 def is_forbidden(error: BaseException) -> bool:
@@ -267,20 +267,20 @@ def is_timeout(error: BaseException) -> bool:
 
 def is_out_of_time(error: BaseException) -> bool:
     """Return whether Postgres ended a statement, a transaction or a session because of a timeout."""
-    return is_timeout(error) or re.search(r"due to [a-z -]*timeout", said(error.__cause__ or error)) is not None
+    return is_timeout(error) or re.search(r"due to [a-z -]*timeout", error_line(error.__cause__ or error)) is not None
 
 
-def awaited(engine: Engine) -> Prerequisite:
+def prerequisite(engine: Engine) -> Prerequisite:
     """Return the database as a prerequisite for which a process waits at start."""
 
     def check() -> str | None:
         with engine.connect() as connection:
             return check_schema(connection)
 
-    return Prerequisite("Postgres", check, _passing)
+    return Prerequisite("Postgres", check, _outage_of)
 
 
-def _passing(error: Exception) -> str | None:
+def _outage_of(error: Exception) -> str | None:
     """Return the message of an outage; None if someone must correct a setting or the schema first."""
     return explain(error) if is_outage(error) and not _MISTAKE.search(str(error)) else None
 

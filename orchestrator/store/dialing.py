@@ -42,7 +42,7 @@ class Dialing:
         if attempt is None and time_limits.give_up_at() is None:
             return None
         attempt = attempt or self._begin(dial)
-        wait([attempt], time_limits.left(_MAX_WAIT))
+        wait([attempt], time_limits.remaining(_MAX_WAIT))
         if attempt.done():
             return attempt.result()
         self._abandon(attempt)

@@ -174,7 +174,7 @@ _ASK_DRAIN = Statement[None](
 )
 
 
-def ask_drain(connection: Connection, parent: bytes) -> None:
+def request_drain(connection: Connection, parent: bytes) -> None:
     """Order a worker to drain, by the id of its parent process; needs a transaction.
 
     The row is durable: a leader of a release without drains drops the request, and the next leader finds the row.

@@ -104,7 +104,7 @@ SELECT /* inbox.is_asked */ EXISTS (
 """)
 
 
-def is_asked(connection: Connection, kind: RequestKind, target: bytes | None = None) -> bool:
+def is_pending(connection: Connection, kind: RequestKind, target: bytes | None = None) -> bool:
     """Return whether requests of this kind, or those for one target, are pending."""
     return _IS_PENDING.one(connection, kind=str(kind), target=target)
 
@@ -164,5 +164,5 @@ def remove(connection: Connection, ids: list[int]) -> None:
 @Prepared.function("""
 UPDATE /* inbox.go_on */ orchestrator.inbox SET body = body || %(state)s::jsonb WHERE id = %(item)s::bigint
 """)
-def go_on(connection: Connection, item: int, state: str) -> None:
+def save_progress(connection: Connection, item: int, state: str) -> None:
     """Save the progress of a request that takes several ticks: merge the JSON `state` into its body."""

@@ -28,7 +28,7 @@ SELECT /* payloads.gone */ o.id FROM unnest(%(owners)s::uuid[]) AS o (id)
 """)
 
 
-def gone(connection: Connection, owners: Sequence[bytes]) -> set[bytes]:
+def deleted_owners(connection: Connection, owners: Sequence[bytes]) -> set[bytes]:
     """Return the owners that are deleted and have no remaining keeper."""
     return {owner.bytes for owner in _GONE(connection, owners=owners)}
 
@@ -62,7 +62,7 @@ SELECT DISTINCT pairs.owner, pairs.keeper FROM {_PAIRS} ON CONFLICT DO NOTHING
 """)
 
 
-def keep(connection: Connection, pairs: Iterable[tuple[bytes, bytes]]) -> None:
+def add_keepers(connection: Connection, pairs: Iterable[tuple[bytes, bytes]]) -> None:
     """Record keepers of owners, in the transaction that copies the references."""
     _KEEP(connection, _PAIRS(sorted(set(pairs))))
 
@@ -71,7 +71,7 @@ def keep_named(connection: Connection, events: Iterable[tuple[bytes, int, str, b
     """Record the keepers for events of runs that reference other owners: a child's result, a forwarded signal."""
     pairs = {(owner, run) for run, _, _, data in events for owner in owners_in(data) if owner != run}
     if pairs:
-        keep(connection, pairs)
+        add_keepers(connection, pairs)
 
 
 @Statement.function("""
@@ -80,7 +80,7 @@ SELECT %(run)s::uuid, %(new)s::uuid
  UNION SELECT owner, %(new)s::uuid FROM orchestrator.payload_keeps WHERE keeper = %(run)s::uuid
 ON CONFLICT DO NOTHING
 """)
-def keep_all(connection: Connection, run: bytes, new: bytes) -> None:
+def copy_keepers(connection: Connection, run: bytes, new: bytes) -> None:
     """Record that the run `new` references everything that `run` references: rows were copied."""
 
 

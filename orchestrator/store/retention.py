@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 from orchestrator.store import throughput
 from orchestrator.store.sql import Row, Statement
 
-BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+START = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST = bytes(16)
 """The smallest id."""
 
@@ -187,7 +187,7 @@ def forget_tasks(connection: Connection, walk: Walk, after: datetime, upto: date
     return _FORGET_SLICE[walk.kind].one(connection, _parameters(walk, after, upto))
 
 
-def left_runs(connection: Connection, walk: Walk, after: datetime, upto: datetime) -> list[bytes]:
+def orphaned_runs(connection: Connection, walk: Walk, after: datetime, upto: datetime) -> list[bytes]:
     """Return runs of code that are deleted while their turn tasks in this slice are not: retention was interrupted."""
     return [run.bytes for run in _RUNS_OF_REMAINING_TURNS[walk.kind](connection, _parameters(walk, after, upto))]
 
@@ -251,7 +251,7 @@ def _delete_contents(connection: Connection, runs: Sequence[bytes], limit: int) 
             yield forgotten
 
 
-def forget_rest(connection: Connection, runs: Sequence[bytes], limit: int) -> Iterator[int]:
+def delete_remains(connection: Connection, runs: Sequence[bytes], limit: int) -> Iterator[int]:
     """Delete everything that belonged to deleted runs, child runs included; yield after every statement."""
     while runs:
         yield from _delete_contents(connection, runs, limit)

@@ -341,9 +341,9 @@ def mismatch(known_shards: Sequence[ShardView], shards: int) -> str | None:
     )
 
 
-def awaited(engine: Engine, settings: Settings) -> Prerequisite:
+def prerequisite(engine: Engine, settings: Settings) -> Prerequisite:
     """Return the database as a prerequisite of a scheduler; shard 0 also warns of a pooler or wrong settings."""
-    prerequisite = database.awaited(engine)
+    prerequisite = database.prerequisite(engine)
 
     def check() -> str | None:
         if (warning := prerequisite.check()) or settings.shard:

@@ -14,17 +14,26 @@ from orchestrator.domain.code import commands, history, resets
 from orchestrator.domain.code.activation import Activation, Query, QueryResult
 from orchestrator.domain.code.attributes import attributes_of
 from orchestrator.domain.code.ends import (
-    ASKED,
-    NOTHING,
+    ENCODED_NONE,
     PARENT_ASKS,
     PARENT_ENDED,
+    REQUESTED,
     CommandsByKind,
     carried_over,
     ends_too_early,
     ignores_cancel,
 )
 from orchestrator.domain.code.history import Event
-from orchestrator.domain.code.other_runs import CANCEL, QUERY, Target, has_ended, is_wait, not_found, settled, unknown
+from orchestrator.domain.code.other_runs import (
+    CANCEL,
+    QUERY,
+    Target,
+    has_ended,
+    is_wait,
+    not_found,
+    settled,
+    unknown_signal,
+)
 from orchestrator.domain.code.promises import Resolution, resolutions
 from orchestrator.domain.ids import derived_id, successor_id
 from orchestrator.domain.runs import TIMED_OUT, Nesting
@@ -95,7 +104,7 @@ class MemoryLeader:
     def activate(self, run: Run, queries: list[Query] | None = None) -> list[QueryResult]:
         """Show new events to the code and apply its commands. An ended run only answers queries."""
         if run.end is not None:
-            started, events = run.started, history.shown_events(run.history)
+            started, events = run.started, history.seen_events(run.history)
             activation = Activation(
                 run.id, started.workflow, started.version, 0, len(run.history), events, 0, queries or []
             )
@@ -133,7 +142,7 @@ class MemoryLeader:
         answers = [] if run is None else self.activate(run, [Query(id, sent.name.removeprefix(QUERY), sent.value)])
         fact = settled(id, not_found(Target(sent.run, sent.key)))
         if answers:
-            fact = settled(id, answers[0].error, answers[0].result or NOTHING)
+            fact = settled(id, answers[0].error, answers[0].result or ENCODED_NONE)
         elif run is not None:
             fact = settled(id, TaskError("WrongState", "It cannot be asked: its code did not run."))
         if asker.end is None:
@@ -237,12 +246,12 @@ class MemoryLeader:
             is_done = sent.name == CANCEL and run.status == RunState.CANCELLED
             return None if is_done else has_ended("cancel" if sent.name == CANCEL else "signal", target, run.status)
         if sent.name == CANCEL:
-            self.cancel(run, ASKED)
+            self.cancel(run, REQUESTED)
             return None
         try:
             self._find(run.started.workflow, None)._signature.check_signal(sent.name)
         except UnknownHandler as error:
-            return unknown(str(error))
+            return unknown_signal(str(error))
         except NotFound:  # the workflow is mocked
             pass
         self.append(run, history.SignalReceived(sent.name, sent.value))

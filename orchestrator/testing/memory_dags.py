@@ -99,7 +99,7 @@ class MemoryDags:
         }
         compiled = Compiled(definition)
         if compiled.result is not None:
-            params = composed.opened(params)
+            params = composed.decoded_params(params)
         dag = MemoryDag(DagRun(run_id, compiled, params, info, Plan(compiled.graph)), headers, parent)
         self.runs[run_id] = dag
         dag.run.plan.begin()
@@ -158,13 +158,13 @@ class MemoryDags:
                 if step.workflow not in self.definitions:
                     raise InvalidWorkflow(f"There is no workflow {step.workflow!r}.")
                 if composed.is_composed(step.workflow):
-                    inputs = composed.given_to_child(inputs)
+                    inputs = composed.child_params(inputs)
                 children.append((position, self.definitions[step.workflow], inputs))
         except (InvalidWorkflow, *REFUSALS) as error:
             run.plan.abandon(index, len(positions), str(error))
             return
         if skipped_count := len(positions) - len(tasks) - len(children):
-            run.plan.give_back(index, skipped_count)
+            run.plan.undo_create(index, skipped_count)
         for task in tasks:
             self._create(msgspec.structs.replace(task, options=inheriting(task.options, dag.headers)))
         for position, definition, child in children:

@@ -6,7 +6,7 @@ from typing import get_args
 
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Violation
-from orchestrator.domain.code.ends import NOTHING, child_outcome, end_of, run_error, run_state
+from orchestrator.domain.code.ends import ENCODED_NONE, child_outcome, end_of, run_error, run_state
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.other_runs import failure, settled
 from orchestrator.domain.code.promises import Resolution
@@ -84,7 +84,7 @@ class Run:
         assert self.end is not None
         end = end_of(self.id, self.end)
         error = WAS_TERMINATED if self.terminated else run_error(end, self.status)
-        return settled(wait, failure(self.status, error), end.result or NOTHING)
+        return settled(wait, failure(self.status, error), end.result or ENCODED_NONE)
 
     @property
     def depth(self) -> int:

@@ -36,7 +36,7 @@ from orchestrator.domain.tasks.task import (
     Succeeded,
     TaskError,
     UniqueKey,
-    given_key,
+    caller_key,
 )
 from orchestrator.errors import Duplicate, NotFound, OrchestratorError, WrongState
 from orchestrator.sdk.app import Orchestrator
@@ -78,7 +78,7 @@ class MemoryTasks:
         self.is_draining = False
         """Whether this or another thread is running tasks."""
         self.dags = MemoryDags(self.create, lambda: app.settings.max_payload)
-        self._worker = MemoryWorker(app, self.tasks, self.hand_over)
+        self._worker = MemoryWorker(app, self.tasks, self.send_tasks)
         self.close = self._worker.close
 
     # -- running
@@ -173,7 +173,7 @@ class MemoryTasks:
             match report:
                 case Succeeded():
                     self._end(task, TaskState.SUCCESS, result=report.result)
-                    self.hand_over(report.children)
+                    self.send_tasks(report.children)
                 case Failed():
                     task.error = report.error
                     decision = after_failure(report, task.options.retry, task.failures, self._random.random())
@@ -213,7 +213,7 @@ class MemoryTasks:
             tasks = after_success(task.new.id, task.attempt, callbacks, result, task.new.trace, task.options.headers)
         elif state == TaskState.FAILED:
             tasks = after_end(task.new.id, task.attempt, callbacks, error, task.new.trace, task.options.headers)
-        self.hand_over(list(tasks))
+        self.send_tasks(list(tasks))
 
     def _fire(self, fire: Fire) -> None:
         if fire.cancels:
@@ -235,7 +235,7 @@ class MemoryTasks:
             if holder is None or new.unique is None:
                 self._add(new)
                 return new.id
-            key = given_key(new.name, new.unique.key)
+            key = caller_key(new.name, new.unique.key)
             if new.unique.on_duplicate == "raise":
                 raise Duplicate(f"Task {holder.id} already has the key {key!r}; this one was not enqueued.", holder.id)
             if new.unique.on_duplicate == "replace":
@@ -365,7 +365,7 @@ class MemoryTasks:
             return dag.state, counters
         return verdict(counters, self.many(run).cancelling) or RunState.RUNNING, counters
 
-    def hand_over(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder]:
+    def send_tasks(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder]:
         return {task.id: self._handed_over(task) for task in tasks}
 
     def _handed_over(self, new: NewTask) -> KeyHolder:

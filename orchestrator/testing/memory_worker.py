@@ -31,11 +31,11 @@ class MemoryWorker:
         self,
         app: Orchestrator,
         tasks: Mapping[bytes, TestedTask],
-        hand_over: Callable[[Sequence[NewTask]], Mapping[bytes, KeyHolder]],
+        send_tasks: Callable[[Sequence[NewTask]], Mapping[bytes, KeyHolder]],
     ) -> None:
         self._app = app
         self._tasks = tasks
-        self.hand_over = hand_over
+        self.send_tasks = send_tasks
         self._runner = Runner(app, self, Allowed(app, ()))
         self._is_open = False
         """Whether the application's resources are open, as in a started worker process."""
@@ -99,7 +99,7 @@ class MemoryWorker:
 
     # -- the outbox
 
-    def mark(self, task: bytes, mark: ProgressMark) -> None:
+    def publish_progress(self, task: bytes, mark: ProgressMark) -> None:
         self._tasks[task].progress = mark
 
     def log(self, job: Job, line: LogLine) -> None:
@@ -107,7 +107,7 @@ class MemoryWorker:
 
     log_lines = log
 
-    def leave(self, job: Job, details: bytes) -> None:
+    def save_details(self, job: Job, details: bytes) -> None:
         job.noted = details
 
     def page(self, job: Job, number: int) -> bytes | None:  # noqa: ARG002

@@ -117,7 +117,7 @@ class PayloadStoreConformance:
 
         def collected(grace: float) -> int:
             collector = Collector(store, grace, lambda asked: {*asked} & {gone}, lambda asked: dict.fromkeys(asked, 2))
-            list(collector.look())
+            list(collector.find_unreferenced())
             return sum(collector.delete())
 
         assert collected(3_600.0) == 0

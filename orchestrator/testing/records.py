@@ -10,7 +10,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.domain.limits.lane_limits import gate_bucket, gate_of, lane_bucket
 from orchestrator.domain.states import TaskState
-from orchestrator.domain.tasks.task import NewTask, TaskError, TaskOptions, given_key, parse_options
+from orchestrator.domain.tasks.task import NewTask, TaskError, TaskOptions, caller_key, parse_options
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import decode_call, decode_value
 from orchestrator.transport.codec import LogLine, ProgressMark
@@ -73,7 +73,7 @@ class TestedTask:
     def result(self) -> Any:
         """The return value; None if the task has not succeeded."""
         value = None if self.encoded is None else decode_value(self.encoded)
-        return value if self._task is None else self._task._signature.restore_kept(value)
+        return value if self._task is None else self._task._signature.convert_stored(value)
 
     def option(self, name: str) -> Any:
         """Return an option by its name in `.options(…)`."""
@@ -81,7 +81,7 @@ class TestedTask:
             case "queue" | "priority" | "delay" | "expires":
                 return getattr(self.new, name)
             case "unique_key" | "idempotency_key":
-                return None if self.new.unique is None else given_key(self.name, self.new.unique.key)
+                return None if self.new.unique is None else caller_key(self.name, self.new.unique.key)
             case "concurrency_key":
                 return None if self.new.lane is None else self.new.lane.partition("|")[2] or None
             case "retries":

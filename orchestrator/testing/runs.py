@@ -11,7 +11,7 @@ from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Query
 from orchestrator.domain.code.attributes import attributes_of
 from orchestrator.domain.code.history import Fact, HistoryItem
-from orchestrator.domain.code.promises import Resolution, misfit
+from orchestrator.domain.code.promises import Resolution, mismatch
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.runs import RAN_TOO_LONG, WAS_TERMINATED
 from orchestrator.domain.tasks.task import TaskError
@@ -157,7 +157,7 @@ class TestedRun(Generic[R, W_co]):
         """Resolve the oldest open promise of this name. If none is open, the value is kept for the next one."""
         data = encode_value(value, f"Promise {promise!r}", self._limit)
         created = [event.what for event in self._run.history if isinstance(event.what, history.PromiseCreated)]
-        if problem := misfit(created, self._run.promises.keys(), promise, decode_value(data)):
+        if problem := mismatch(created, self._run.promises.keys(), promise, decode_value(data)):
             raise PayloadError(f"Promise {promise!r}: {problem}. Nothing was sent.")
         await self._settle(Resolution(promise, data))
 

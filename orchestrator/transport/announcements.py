@@ -69,7 +69,7 @@ def list_standbys(redis: Redis, keys: Keys) -> list[Standby]:
 # An entry is the last heartbeat of a service worker. Redis may lose it: registrations are in Postgres, and the next
 # heartbeat restores the entry. Times are by Redis's clock, so that the clocks of writers and readers may differ.
 
-MOST = 10_000
+MAX_WORKERS = 10_000
 """The maximum number of registered service workers."""
 FORGOTTEN_AFTER = 3_600.0
 """Seconds without a heartbeat after which an entry may be evicted for another. The worker may return at any time."""
@@ -114,13 +114,13 @@ def list_live(redis: Redis, keys: Keys, ttl: float, service: str | None = None) 
 
 def make_room(redis: Redis, keys: Keys, worker: str) -> bool:
     """Return whether there is room for a service worker, after evicting silent and unreadable entries."""
-    if redis.hlen(keys.services) < MOST or redis.hexists(keys.services, worker):
+    if redis.hlen(keys.services) < MAX_WORKERS or redis.hexists(keys.services, worker):
         return True
     workers, now = _read(redis, keys)
     silent = [id for id, entry in workers.items() if entry is None or now - entry.heard_at > FORGOTTEN_AFTER]
     if silent:
         redis.hdel(keys.services, *silent)
-    return len(workers) - len(silent) < MOST
+    return len(workers) - len(silent) < MAX_WORKERS
 
 
 def _read(redis: Redis, keys: Keys) -> tuple[dict[str, ServiceWorker | None], float]:

@@ -34,25 +34,25 @@ class Entry(NamedTuple):
     changes: Changes
 
 
-class Heard(NamedTuple):
+class StreamRead(NamedTuple):
     """The result of one read of the streams."""
 
     entries: list[Entry] = []
-    spoken: set[bytes] = set()
+    logged_tasks: set[bytes] = set()
     """Tasks with new log lines or progress."""
     has_gap: bool = False
     """Entries before these may have been missed."""
-    all_spoken: bool = False
+    any_logged: bool = False
     """Any task may have new log lines or progress."""
 
 
-def last_spoken(redis: Redis, keys: Keys) -> str:
+def last_log_entry(redis: Redis, keys: Keys) -> str:
     """Return the id of the last entry in the stream of tasks that have logged."""
     last = _last(redis, keys.spoken)
     return last[0][0].decode() if last else NOWHERE
 
 
-def wait_spoken(redis: Redis, keys: Keys, target: bytes, after: str, seconds: float) -> str:
+def wait_for_log(redis: Redis, keys: Keys, target: bytes, after: str, seconds: float) -> str:
     """Wait up to `seconds` until a task or run logs. Return the id of the last entry that was read."""
     give_up_at = time.monotonic() + seconds
     while (remaining := give_up_at - time.monotonic()) > 0:
@@ -72,7 +72,7 @@ class Follower:
         self._keys = keys
         self._refresh_at = 0.0
         self._is_connected = False
-        self._spoken = NOWHERE
+        self._log_position = NOWHERE
         self.position = NOWHERE
         """The id of the last entry read; `0-0` if there is none."""
         self.generation = ""
@@ -86,7 +86,7 @@ class Follower:
         if is_new:
             self._read(_FIRST_ENTRY)
 
-    def wait(self) -> Heard:
+    def wait(self) -> StreamRead:
         """Return new entries, or an empty result after two seconds. Raise any error of Redis."""
         try:
             return self._wait()
@@ -94,24 +94,24 @@ class Follower:
             self._is_connected = False
             raise
 
-    def _wait(self) -> Heard:
-        has_gap = all_spoken = False
+    def _wait(self) -> StreamRead:
+        has_gap = any_logged = False
         if not self._is_connected or time.monotonic() >= self._refresh_at:
             has_gap = self._has_lost()
-            all_spoken = has_gap or not self._is_connected
+            any_logged = has_gap or not self._is_connected
             if not self._is_connected:  # it may be another server, whose clock is behind
-                self._spoken = last_spoken(self._redis, self._keys)
+                self._log_position = last_log_entry(self._redis, self._keys)
             self._show_interest()
             self._is_connected = True
-        heard = self._read(_REFRESH)
-        return heard._replace(has_gap=heard.has_gap or has_gap, all_spoken=heard.all_spoken or all_spoken)
+        read = self._read(_REFRESH)
+        return read._replace(has_gap=read.has_gap or has_gap, any_logged=read.any_logged or any_logged)
 
-    def _read(self, seconds: float) -> Heard:
-        has_gap = all_spoken = False
-        after: dict[Any, Any] = {self._keys.changes: self.position, self._keys.spoken: self._spoken}
+    def _read(self, seconds: float) -> StreamRead:
+        has_gap = any_logged = False
+        after: dict[Any, Any] = {self._keys.changes: self.position, self._keys.spoken: self._log_position}
         reply = self._redis.xread(after, count=_COUNT, block=int(seconds * 1000))
         entries: list[Entry] = []
-        spoken: set[bytes] = set()
+        logged_tasks: set[bytes] = set()
         for key, items in cast("list[tuple[bytes, Entries]]", reply or []):
             if key == self._keys.changes.encode():
                 self.position = items[-1][0].decode()
@@ -119,11 +119,11 @@ class Follower:
                 self.generation = entries[-1].changes.generation if entries else self.generation
                 has_gap |= len(entries) < len(items)
             else:
-                self._spoken = items[-1][0].decode()
-                all_spoken |= len(items) >= SPOKEN_CAP
+                self._log_position = items[-1][0].decode()
+                any_logged |= len(items) >= SPOKEN_CAP
                 for _, fields in items:
-                    spoken.update(_tasks(self._keys, fields))
-        return Heard(entries, spoken, has_gap, all_spoken)
+                    logged_tasks.update(_tasks(self._keys, fields))
+        return StreamRead(entries, logged_tasks, has_gap, any_logged)
 
     def _has_lost(self) -> bool:
         """Return whether the stream has lost the entry read last. If so, continue from the end of the stream."""
@@ -138,8 +138,8 @@ class Follower:
         items = _last(self._redis, self._keys.changes)
         self.position = items[0][0].decode() if items else NOWHERE
         self.generation = next((entry.changes.generation for entry in read_entries(self._keys, items)), "")
-        spoken = _last(self._redis, self._keys.spoken)
-        self._spoken = spoken[0][0].decode() if spoken else NOWHERE
+        last = _last(self._redis, self._keys.spoken)
+        self._log_position = last[0][0].decode() if last else NOWHERE
 
     def _show_interest(self) -> bool:
         """Refresh the key `watched`. If it was missing, wake the leader and return True."""

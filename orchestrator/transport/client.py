@@ -78,7 +78,7 @@ class Nudges:
         now = time.monotonic()
         if now < self._paused_until:
             return
-        if not (self._lock.acquire(blocking=False) or self._lock.acquire(timeout=time_limits.left(_LOCK_TIMEOUT))):
+        if not (self._lock.acquire(blocking=False) or self._lock.acquire(timeout=time_limits.remaining(_LOCK_TIMEOUT))):
             return  # Redis hangs, and the leader scans on its own
         try:
             if self._is_sending:
@@ -118,7 +118,7 @@ class Nudges:
     def _connect(self) -> Any:
         if self._connection._sock is None:
             self._ends_complete = True
-            seconds = time_limits.left(_TIMEOUT) or _MIN_CONNECT_SECONDS
+            seconds = time_limits.remaining(_TIMEOUT) or _MIN_CONNECT_SECONDS
             self._connection.socket_timeout = self._connection.socket_connect_timeout = seconds
             self._connection.connect()
         return self._connection._sock
@@ -181,7 +181,7 @@ class Announcements:
         with self._lock:
             confirmed = self._add(identifier, channel, wake)
         if not confirmed.is_set():
-            confirmed.wait(time_limits.left(_SUBSCRIBE_TIMEOUT))
+            confirmed.wait(time_limits.remaining(_SUBSCRIBE_TIMEOUT))
 
     def listen_all(self, identifiers: Iterable[bytes], wake: Wake) -> None:
         """Call `wake` when any of these tasks or runs ends."""
@@ -190,7 +190,7 @@ class Announcements:
             for identifier in identifiers:
                 channel = self._keys.done(identifier)
                 awaited[channel] = self._add(identifier, channel, wake)
-        give_up_at = time.monotonic() + time_limits.left(_SUBSCRIBE_TIMEOUT)
+        give_up_at = time.monotonic() + time_limits.remaining(_SUBSCRIBE_TIMEOUT)
         for confirmed in awaited.values():
             if not confirmed.is_set():
                 confirmed.wait(max(0.0, give_up_at - time.monotonic()))

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from orchestrator.domain.code.activation import Activated, Activation
 from orchestrator.domain.code.history import Event
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES
 from orchestrator.domain.tasks.outcomes import Flush
 from orchestrator.domain.tasks.task import (
@@ -33,20 +33,20 @@ from orchestrator.domain.tasks.task import (
 
 M = TypeVar("M")
 
-LARGEST_MESSAGE = 128_000_000
+MAX_MESSAGE = 128_000_000
 """The maximum size of a decoded message in bytes. The largest payload that settings allow fits several times."""
 
 Word = Annotated[str, Meta(min_length=1, max_length=300, pattern=r"^[^\x00]*$")]
 """A short name without NUL, the only character that Postgres refuses."""
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 _Bytes = Annotated[int, Meta(ge=0, lt=2**60)]
-_Position = Annotated[str, Meta(pattern=whole("[0-9]{1,20}-[0-9]{1,20}"))]
-_EndState = Annotated[str, Meta(pattern=whole("|".join(sorted({*ENDED_TASK_STATES, *ENDED_RUN_STATES}))))]
+_Position = Annotated[str, Meta(pattern=anchored("[0-9]{1,20}-[0-9]{1,20}"))]
+_EndState = Annotated[str, Meta(pattern=anchored("|".join(sorted({*ENDED_TASK_STATES, *ENDED_RUN_STATES}))))]
 
 
 EndReport = Succeeded | Failed | Returned | Activated
 """The report of a child process about its only attempt."""
-LARGEST_BUNDLE = 50
+MAX_BUNDLE = 50
 """The maximum number of tasks in one dispatch message."""
 
 
@@ -232,7 +232,7 @@ def prepare(*kinds: Any) -> None:
 
 def decode(kind: type[M], data: bytes) -> M:
     """Decode one message of a type that was passed to `prepare`."""
-    if len(data) > LARGEST_MESSAGE:
+    if len(data) > MAX_MESSAGE:
         raise Malformed(f"{kind} expected: {len(data):,} bytes are more than any message has")
     try:
         return _decoders[kind].decode(data)  # type: ignore[no-any-return]

@@ -169,12 +169,12 @@ def describe(error: BaseException) -> str:
     )
 
 
-def awaited(redis: Redis) -> Prerequisite:
+def prerequisite(redis: Redis) -> Prerequisite:
     """Return Redis as a prerequisite that a process waits for when it starts."""
-    return Prerequisite("Redis", lambda: check_server(redis), _passing)
+    return Prerequisite("Redis", lambda: check_server(redis), _outage_of)
 
 
-def _passing(error: Exception) -> str | None:
+def _outage_of(error: Exception) -> str | None:
     """Return the message of an outage, or None if the user must correct a setting first."""
     is_refusal = isinstance(error, ResponseError) and not isinstance(error, REFUSED)  # unknown database, no permission
     is_mistake = is_refusal or isinstance(error, (AuthenticationError, InvalidResponse))

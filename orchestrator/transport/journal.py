@@ -66,7 +66,7 @@ def read_progress(redis: Redis, keys: Keys, task: bytes) -> tuple[ProgressMark, 
     return None if mark is None else (mark, max(0.0, JOURNAL_TTL - remaining / 1000))  # by Redis's clock alone
 
 
-def read_marks(redis: Redis, keys: Keys, tasks: Sequence[bytes]) -> dict[bytes, ProgressMark | None]:
+def read_all_progress(redis: Redis, keys: Keys, tasks: Sequence[bytes]) -> dict[bytes, ProgressMark | None]:
     """Return the last progress of each task."""
     values = cast("list[bytes | None]", redis.mget([keys.progress(task) for task in tasks])) if tasks else []
     return {task: _mark(keys, task, value) for task, value in zip(tasks, values, strict=True)}

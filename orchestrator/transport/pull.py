@@ -232,7 +232,7 @@ class State(NamedTuple):
     """The last progress that a holder reported: JSON with `fraction` and `text`."""
 
 
-def let_go(name: str) -> str:
+def unwatched_message(name: str) -> str:
     """Return the message that an execution is no longer watched. The bare name announces its completion too."""
     return f"{name}!"
 
@@ -282,7 +282,7 @@ class Pulls:
                 raise
             return Leased(f"{name}~{token}", int(row[2]), offer)
 
-    def leave(self, taken: Leased) -> None:
+    def return_unreadable(self, taken: Leased) -> None:
         """Return leased work that this process cannot read. Other processes get it after all other waiting work."""
         self._put_back(taken.offer.name, time.time() * 1_000_000)
 
@@ -321,7 +321,7 @@ class Pulls:
         task_id = self._redis.hget(self._keys.pull(_parts(queue_id)[0]), "t")
         return task_id.decode() if isinstance(task_id, bytes) else task_id
 
-    def look(self, names: Sequence[str], silent: Mapping[str, bytes] = _NONE_SILENT) -> dict[str, State]:
+    def poll(self, names: Sequence[str], silent: Mapping[str, bytes] = _NONE_SILENT) -> dict[str, State]:
         """Return the states of executions. New ones, and those of silent holders, become available to all programs.
 
         `silent` has the last heartbeats of holders that were silent for one lease by the watcher's clock, because

@@ -217,7 +217,7 @@ class WorkerStreams:
         key = self._keys.parameters(digest_of(body))
         self._redis.set(key, self._keys.signing.sign(key, body), ex=_NAMES_TTL)
 
-    def leave(self, workers: Sequence[str], stopped: Sequence[str]) -> None:
+    def deregister(self, workers: Sequence[str], stopped: Sequence[str]) -> None:
         """Delete the heartbeats of ended workers, and publish which of them shut down cleanly."""
         keys = self._keys
         generation = self.generation() or ""

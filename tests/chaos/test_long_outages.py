@@ -18,7 +18,7 @@ from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.embedded import EmbeddedPostgres, EmbeddedRedis
 from orchestrator.embedded.server import find_redis
 from orchestrator.sdk.tasks.handle import Handle
-from orchestrator.transport.codec import LARGEST_BUNDLE, encode
+from orchestrator.transport.codec import MAX_BUNDLE, encode
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader.streams import LeaderStreams
@@ -239,7 +239,7 @@ def test_a_worker_stops_taking_tasks_when_no_leader_applies_its_reports(
         assert generation is not None
         term, leader.terms._name = cast("bytes", stack.redis.get(Keys().term)).decode().split()
         messages = [
-            encode([Dispatch(os.urandom(16), 1, task.name, task.payload, "default") for _ in range(LARGEST_BUNDLE - 1)])
+            encode([Dispatch(os.urandom(16), 1, task.name, task.payload, "default") for _ in range(MAX_BUNDLE - 1)])
             for _ in range(1_100)
         ]  # 20,900 tasks for a table of 20,000, whose capacity is no multiple of a message's size
         leader.publish(generation, int(term), {"default": messages})

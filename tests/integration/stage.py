@@ -132,7 +132,7 @@ class Worker:
     def leave(self) -> None:
         """Shut down gracefully."""
         self.alive = False
-        self._streams.leave([self.name], [self.name])
+        self._streams.deregister([self.name], [self.name])
 
     def join(self) -> tuple[str, list[str]]:
         """Make the worker's queues readable; return the generation and the queues."""

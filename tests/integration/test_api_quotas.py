@@ -73,7 +73,7 @@ def test_priorities_and_queues_are_bounded_in_every_way_to_enqueue(house: House)
 def test_a_full_queue_takes_no_more_until_it_has_been_counted_again(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meters, "LOOK", 0.0)
+    monkeypatch.setattr(meters, "COUNT_INTERVAL", 0.0)
     key = limited(house, open_tasks=3)
 
     def add() -> int:
@@ -93,7 +93,7 @@ def test_a_full_queue_takes_no_more_until_it_has_been_counted_again(
 def test_quotas_of_a_namespace_hold_for_all_its_keys_and_queues_together(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meters, "LOOK", 0.0)
+    monkeypatch.setattr(meters, "COUNT_INTERVAL", 0.0)
     keys = [limited(house) for _ in range(2)]
     made = itertools.count()
 

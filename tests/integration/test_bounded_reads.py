@@ -43,7 +43,7 @@ def fail(connection: Connection, count: int, name: str, message: str, ended_at: 
 def test_a_rare_line_of_the_audit_log_is_found_page_after_page(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "MOST_LOOKED_AT", 10)
+    monkeypatch.setattr(audit, "MAX_SCANNED", 10)
     for number in range(35):
         act = "pause" if number == 2 else "retry"
         audit.add(connection, who="ada", origin="here", act=act, kind="queue", target=str(number), detail={})

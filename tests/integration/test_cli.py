@@ -261,7 +261,7 @@ def test_pages_that_look_at_little_find_all_the_same(
     with story(engine, queue) as tale:
         kinds = (tale.failed, lambda: tale.new("a"), lambda: tale.succeeded(1), lambda: tale.new("b"))
         made = [kinds[number % 4]() for number in range(20)]
-    for which in ("MOST_LOOKED_AT", "MAX_ENDS_SCANNED"):
+    for which in ("MAX_SCANNED", "MAX_ENDS_SCANNED"):
         monkeypatch.setattr(insights.tasks, which, looked_at)
     pending, failed, success = TaskState.PENDING, TaskState.FAILED, TaskState.SUCCESS
     for statuses, places in (

@@ -153,8 +153,8 @@ def test_abbreviations_are_looked_up_in_the_index(engine: Engine) -> None:
         connection.execute(text("ANALYZE orchestrator.runs"))
         for plan in explained(
             connection,
-            lambda spy: lookup.begin_with(spy, "run", "0199b2f4", 11),
-            lambda spy: lookup.enough(spy, "run", [uuid4() for _ in range(50)]),
+            lambda spy: lookup.find_by_partial_id(spy, "run", "0199b2f4", 11),
+            lambda spy: lookup.distinguishing_length(spy, "run", [uuid4() for _ in range(50)]),
         ):
             assert "Index" in plan
             assert "Seq Scan" not in plan

@@ -390,7 +390,7 @@ def test_the_steps_of_a_run_are_told(engine: Engine, run: Callable[..., Result],
 
 def test_a_run_that_was_cancelled_before_it_began_has_cancelled_steps(connection: Connection) -> None:
     night = Night(connection, "early")
-    cancels.mark(connection, [night.id])
+    cancels.mark_cancelling(connection, [night.id])
     runs.end(connection, [(night.id, RunState.CANCELLED, None)], night.now)
     assert {step.state for step in insights.list_steps(connection, night.uuid)} == {"cancelled"}
     assert insights.list_steps(connection, UUID(NOBODY)) == []
@@ -532,7 +532,7 @@ def _is_in_order(
     assert index in {scan.get("Index Name") for scan in found}, (sort, found)
     assert sum(map(rows_read, found)) <= 100, f"{sort}: it begins where the page does"
     with monkeypatch.context() as patched:
-        patched.setattr(insights.run_lists, "MOST_LOOKED_AT", 3_000)
+        patched.setattr(insights.run_lists, "MAX_SCANNED", 3_000)
         seen: list[UUID] = []
         page = insights.page_of_runs(connection, failed, limit=200, sort=sort)
         while page.next:

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator import InvalidWorkflow, Orchestrator, WorkflowContext, WorkflowHandle
 from orchestrator.domain.code import history
-from orchestrator.domain.code.attributes import MOST, ranges, wanted
+from orchestrator.domain.code.attributes import MAX_ATTRIBUTES, parse_filters, ranges
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.store.insights import RunFilter, list_runs, run_lists, show_run
 from orchestrator.testing import Recording, WorkflowTest, replay
@@ -135,7 +135,7 @@ def test_runs_are_listed_by_ranges_of_attributes(
 
 
 def test_a_list_by_a_range_looks_at_a_bounded_number_of_runs(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_lists, "MOST_LOOKED_AT", 2)
+    monkeypatch.setattr(run_lists, "MAX_SCANNED", 2)
     order = workflow_of(system.app)
     first = order.starting(attributes={"total": 100}).start()
     for number in range(5):
@@ -178,19 +178,19 @@ def test_what_is_no_scalar_is_refused(value: Any) -> None:
 def test_there_may_not_be_too_many_and_names_are_plain() -> None:
     order = workflow_of(Orchestrator())
     with pytest.raises(InvalidWorkflow, match="at most 32, found 33"):
-        order.starting(attributes={f"a{n}": n for n in range(MOST + 1)})
+        order.starting(attributes={f"a{n}": n for n in range(MAX_ATTRIBUTES + 1)})
     with pytest.raises(InvalidWorkflow, match="An attribute name has"):
         order.starting(attributes={"a=b": 1})
 
 
 def test_filters_are_typed() -> None:
-    assert wanted(["a=1", "b=1.5", "c=true", 'd="1"', "e=x=y", "f=null", "g=01"]) == {
+    assert parse_filters(["a=1", "b=1.5", "c=true", 'd="1"', "e=x=y", "f=null", "g=01"]) == {
         **{"a": 1, "b": 1.5, "c": True, "d": "1", "e": "x=y", "f": "null", "g": "01"}
     }
-    assert wanted(["a = x y ", 'b="=x"', "a=x y", 'c=""']) == {"a": "x y", "b": "=x", "c": ""}
+    assert parse_filters(["a = x y ", 'b="=x"', "a=x y", 'c=""']) == {"a": "x y", "b": "=x", "c": ""}
     for odd in ("stage", "=1", "st\u00e4ge=1", "stage<\x00", "stage=\ud800", "stage=\n"):
         with pytest.raises(InvalidWorkflow, match="expected NAME=VALUE"):
-            wanted([odd])
+            parse_filters([odd])
     with pytest.raises(InvalidWorkflow, match="printable characters"):
         ranges(['stage<"\\u0000"'])
 

@@ -52,7 +52,7 @@ def _by_handle(system: System, handle: WorkflowHandle[Any]) -> None:
 
 def _by_purge(system: System, handle: WorkflowHandle[Any]) -> None:
     with system.engine.begin() as connection:
-        queues.ask_purge(connection, "default")
+        queues.request_purge(connection, "default")
 
 
 WAYS: list[Callable[[System, WorkflowHandle[Any]], None]] = [_by_handle, _by_purge]

@@ -315,7 +315,7 @@ def test_a_run_is_terminated_while_its_pages_are_sent(
 def test_what_there_is_no_room_for_waits_and_keeps_its_home(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.domain.code.activation.MOST_IN_PAGES", 1)
+    monkeypatch.setattr("orchestrator.domain.code.activation.MAX_IN_PAGES", 1)
     handles = begin(system, code, gathering, results=20, size=600, runs=3)
     waiting = "SELECT worker, wake_at IS NOT NULL AS later FROM orchestrator.tasks WHERE status = 'pending'"
     for left in (2, 1, 0):
@@ -333,7 +333,7 @@ def test_what_there_is_no_room_for_waits_and_keeps_its_home(
 def test_messages_of_a_tick_are_limited_too(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.domain.code.activation.MOST_IN_MESSAGES", 1)
+    monkeypatch.setattr("orchestrator.domain.code.activation.MAX_IN_MESSAGES", 1)
     handles = [gathering.start(0) for _ in range(3)]
     system.pass_seconds()
     assert len(code.turns()) == 1
@@ -345,7 +345,7 @@ def test_what_can_never_be_sent_is_stuck(
     system: System, code: Code, handle: WorkflowHandle[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = next_turn(system, code)
-    monkeypatch.setattr("orchestrator.domain.code.activation.LARGEST_HISTORY", 10_000)
+    monkeypatch.setattr("orchestrator.domain.code.activation.MAX_HISTORY", 10_000)
     system.sql("UPDATE orchestrator.runs SET cached = 0")  # the whole history is to be sent
     code.worker.report(Activated(turn.id, turn.attempt, 0.1, missing=True))
     system.tick()

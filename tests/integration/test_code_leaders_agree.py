@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Activation
-from orchestrator.domain.code.ends import ASKED, end_of, run_state
+from orchestrator.domain.code.ends import REQUESTED, end_of, run_state
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.runs import Nesting
@@ -149,7 +149,7 @@ class Program:
                 for _ in range(1 + len(once)):  # with an id of the sender's, it is applied once
                     real.ask(RequestKind.UPDATE, run, request=request, name="poke", value=payload, **once)
             case "cancel":
-                self.leader.cancel(run, ASKED)
+                self.leader.cancel(run, REQUESTED)
                 real.ask(RequestKind.CANCEL_RUN, run)
 
 

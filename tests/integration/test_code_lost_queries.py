@@ -51,13 +51,13 @@ def ask(system: System, handle: WorkflowHandle[Any], arguments: bytes = NO_ARGUM
     return request
 
 
-def answer(system: System, request: bytes) -> expectations.Answered | None:
+def answer(system: System, request: bytes) -> expectations.PromiseAnswer | None:
     with system.engine.connect() as connection:
         return expectations.find_answer(connection, request)
 
 
 def is_answered(system: System, request: bytes) -> bool:
-    return answer(system, request) == expectations.Answered(request, b"\x07")
+    return answer(system, request) == expectations.PromiseAnswer(request, b"\x07")
 
 
 def test_a_query_that_comes_while_a_turn_is_out_has_the_next(

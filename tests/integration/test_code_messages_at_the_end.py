@@ -204,7 +204,7 @@ def test_a_flood_of_signals_does_not_keep_a_run_open(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ends, "MOST_REFUSALS", 3)
+    monkeypatch.setattr(ends, "MAX_REFUSALS", 3)
     handle = begin(system, worker, engine_, drain, "return")
     handle.signal("end")
     for _ in range(3):
@@ -321,7 +321,7 @@ def test_a_flood_of_messages_costs_an_end_few_rows(
     with monkeypatch.context() as patched:
         patched.setattr(Requests, "apply", lambda *_: None)
         patched.setattr(Statement, "__call__", counting)
-        patched.setattr(ends, "MOST_REFUSALS", refusals)
+        patched.setattr(ends, "MAX_REFUSALS", refusals)
         worker.report(report)
         system.tick()
     assert (handle.status(), len(marks(handle))) == (("running", 1) if refusals else ("success", 0))

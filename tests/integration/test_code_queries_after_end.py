@@ -51,7 +51,7 @@ def ask(system: System, handle: WorkflowHandle[Any]) -> bytes:
     return request
 
 
-def answer(system: System, request: bytes) -> expectations.Answered:
+def answer(system: System, request: bytes) -> expectations.PromiseAnswer:
     with system.engine.connect() as connection:
         found = expectations.find_answer(connection, request)
     assert found is not None

@@ -549,7 +549,7 @@ def test_resets_of_one_run_are_done_one_by_one(
 
 
 @pytest.mark.parametrize(
-    ("where", "at"), [(creation, "create"), (run_keys, "pass_on"), (expectations, "create_promises")]
+    ("where", "at"), [(creation, "create"), (run_keys, "pass_to_successors"), (expectations, "create_promises")]
 )
 def test_a_leader_that_dies_amid_a_reset_has_done_nothing(
     stage: Stage, order: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch, where: Any, at: str

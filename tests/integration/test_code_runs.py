@@ -383,6 +383,6 @@ def test_a_run_is_forgotten_with_its_history(system: System, double: CodeWorkflo
     system.tick()
     assert handle.result(0) == 1
     with system.engine.connect() as connection:
-        assert sum(retention.forget_rest(connection, [raw(handle)], 2)) == 4  # its turn task, and three events
+        assert sum(retention.delete_remains(connection, [raw(handle)], 2)) == 4  # its turn task, and three events
         connection.commit()
     assert system.count("histories") == system.count("run_keys") == system.count("ended_tasks") == 0

@@ -252,7 +252,7 @@ def test_the_workers_report_makes_no_difference(connection: Connection, other: C
     second = apply(connection, *([report] if order == "inbox first" else []))
     assert outcome(connection, task) == ("success", 1, ONE)
     assert [ended.id for tick in (first, second) for ended in tick.outgoing.ended] == [task]
-    assert sum(tick.capacity.landed.total() for tick in (first, second)) == 1
+    assert sum(tick.capacity.out_of_flight.total() for tick in (first, second)) == 1
     assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.inbox").scalar_one() == 0
 
 

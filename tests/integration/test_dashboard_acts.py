@@ -362,7 +362,7 @@ def stored_task(house: House, **options: Any) -> str:
 
 
 def test_filters_and_search_find_what_lies_behind_many_others(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "MOST_LOOKED_AT", 2)
+    monkeypatch.setattr(tasks, "MAX_SCANNED", 2)
     rare = [stored_task(house, queue="mail.rare") for _ in range(2)]
     for _ in range(6):
         stored_task(house)
@@ -1165,8 +1165,8 @@ def test_a_list_of_runs_that_stops_early_says_so_and_goes_on(house: House, monke
         page = visitor.get(wanted).text
         assert groups_of(page) == [str(rare)]
         assert stopped not in page
-        monkeypatch.setattr(run_lists, "MOST_LOOKED_AT", 2)
-        monkeypatch.setattr(run_lists, "LONGEST_WALK", -1.0)
+        monkeypatch.setattr(run_lists, "MAX_SCANNED", 2)
+        monkeypatch.setattr(run_lists, "MAX_LIST_SECONDS", -1.0)
         page, seen = visitor.get(wanted).text, []
         assert stopped in page
         assert "None found yet." in page

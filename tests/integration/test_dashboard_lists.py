@@ -423,9 +423,9 @@ def test_a_list_by_argument_that_stops_early_says_so_and_goes_on(
 ) -> None:
     made = [enqueue(house, "t.many", [], {"customer": f"early-{number % 2}"}) for number in range(6)]
     assert "not searched" not in anyone.get("/ui/search?text=arly-0").text
-    monkeypatch.setattr(arguments, "LONGEST_WALK", -1.0)
-    monkeypatch.setattr(tasks, "MOST_LOOKED_AT", 1)
-    monkeypatch.setattr(run_lists, "MOST_LOOKED_AT", 1)
+    monkeypatch.setattr(arguments, "MAX_LIST_SECONDS", -1.0)
+    monkeypatch.setattr(tasks, "MAX_SCANNED", 1)
+    monkeypatch.setattr(run_lists, "MAX_SCANNED", 1)
     page = anyone.get("/ui/search?text=arly-0").text
     assert "Arguments of older runs were not searched" in page
     link = re.search(r"Arguments of older tasks were not searched.*?href=\"([^\"]*)\">Search older tasks", page)

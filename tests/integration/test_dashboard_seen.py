@@ -69,7 +69,7 @@ def test_the_leader_opens_a_task_after_the_attempt_that_was_meant_and_no_other(s
     fail(system, worker)
     for _ in range(2):  # a request that the leader reads late, maybe because another transaction has the key
         with system.engine.begin() as connection:
-            assert revival.ask(connection, raw(task), 1) is None
+            assert revival.request_retry(connection, raw(task), 1) is None
         fail(system, worker)
     assert attempt(system, task) == 2
 

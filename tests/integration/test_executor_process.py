@@ -618,7 +618,7 @@ def test_what_a_cancelled_command_has_said_is_told() -> None:
         while stderr.stat().st_size < 30_000_000:
             await asyncio.sleep(0.01)
         await executor.cancel(work, id)
-        await executor.pass_on_rest(work, id, heard)
+        await executor.drain_output(work, id, heard)
         *lines, last = heard.lines
         assert lines[:2] == ["info: one", "info: yyyyyyyyy"]
         left_out = stderr.stat().st_size - sum(len(line.removeprefix("info: ")) + 1 for line in lines)
@@ -634,7 +634,7 @@ def test_the_driver_has_the_rest_told_once_it_has_ended_a_command() -> None:
         async def cancel(self, *_: Any) -> None:
             done.append("ended")
 
-        async def pass_on_rest(self, *heard: Any) -> None:
+        async def drain_output(self, *heard: Any) -> None:
             done.append(heard[-1])
 
     async def story(executor: ProcessExecutor) -> None:

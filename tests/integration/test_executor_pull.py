@@ -112,14 +112,14 @@ def tell(story: Story, address: str, settings: Settings) -> None:
 async def offered(executor: PullExecutor, work: Execution) -> None:
     """Offer work that nobody goes on to watch."""
     await executor.submit(work)
-    await asyncio.to_thread(executor._pulls.look, [work.name])
+    await asyncio.to_thread(executor._pulls.poll, [work.name])
 
 
 async def fall_silent(executor: PullExecutor, redis: Redis) -> None:
     """Do what a watcher does that has not heard of the holder for one lease."""
     beat = redis.hget(KEYS.pull("e-1"), "u")
     assert isinstance(beat, bytes)
-    await asyncio.to_thread(executor._pulls.look, ["e-1"], {"e-1": beat})
+    await asyncio.to_thread(executor._pulls.poll, ["e-1"], {"e-1": beat})
 
 
 async def watched(executor: PullExecutor, work: Execution) -> asyncio.Task[Any]:
@@ -331,7 +331,7 @@ def test_what_is_large_is_offered_by_reference(
 def test_what_is_too_large_to_be_handed_out_is_not_offered(
     address: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull, "LARGEST_BODY", 200_000)
+    monkeypatch.setattr(pull, "MAX_BODY", 200_000)
     settings = dataclasses.replace(settings, payload_store=str(tmp_path))
 
     async def story(executor: PullExecutor, client: Client) -> None:

@@ -15,7 +15,7 @@ import pytest
 from orchestrator.domain.executors.options import Broken, Execution, Finished, Outcome
 from orchestrator.errors import GiveUp
 from orchestrator.plugins.executors.ray import Ray
-from orchestrator.plugins.executors.ray.driver import LARGEST_INPUT, RayExecutor, split_log
+from orchestrator.plugins.executors.ray.driver import MAX_INPUT, RayExecutor, split_log
 from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable
 from tests.integration import executing
 from tests.integration.executing import Driver, Heard, ran, until
@@ -196,7 +196,7 @@ def test_a_worker_that_does_not_know_the_cluster_says_what_to_set(monkeypatch: p
 def test_more_input_than_a_variable_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:1")
     with pytest.raises(GiveUp, match="100,000"):
-        run(execution("double", "x" * LARGEST_INPUT))
+        run(execution("double", "x" * MAX_INPUT))
 
 
 def test_the_last_word_of_a_log_counts() -> None:

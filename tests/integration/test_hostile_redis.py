@@ -276,7 +276,7 @@ def test_a_message_larger_than_any_is_not_decoded(system: System, monkeypatch: p
     worker = system.worker()
     (handle,) = system.dispatch()
     tasks = worker.take()
-    monkeypatch.setattr(codec, "LARGEST_MESSAGE", 1_000)
+    monkeypatch.setattr(codec, "MAX_MESSAGE", 1_000)
     worker.report(Succeeded(tasks[0].id, 1, 0.1, b"\xda\xff\xff" + b"x" * 65_535))
     system.tick()
     assert handle.status() == "dispatched"
@@ -331,7 +331,7 @@ def test_a_reporter_believes_no_position_that_is_none(system: System) -> None:
     held = HeldAttempts(10)
     reporter = Reporter(WorkerStreams(connect(system.settings.redis_url), KEYS), "w1", held)
     system.pass_seconds()
-    handed = threading.Thread(target=reporter.hand_over, args=([new],), daemon=True)
+    handed = threading.Thread(target=reporter.send_tasks, args=([new],), daemon=True)
     reporter.start()
     for strange in (encode(["1-1", "banana"]), encode(["1-1", "9" * 5_000]), b"\xff", encode([1, 2])):
         system.redis.set(KEYS.applied, strange)

@@ -49,7 +49,7 @@ def test_flows_that_name_each_other_twice_are_refused_before_they_are_large(
         inline = {"start": "a", "nodes": both, "edges": [{"from": "a", "to": "b"}]}
     with pytest.raises(InvalidWorkflow, match="more than 10,000 nodes"):
         reading.from_data(inline)
-    monkeypatch.setattr(checks, "MOST_NODES", 100)
+    monkeypatch.setattr(checks, "MAX_NODES", 100)
     flows = system.app.flows
     flows.publish("level0", nap(1))
     with pytest.raises(InvalidWorkflow, match="more than 10,000 nodes, with those of the flows in its nodes"):

@@ -228,7 +228,7 @@ def test_a_new_leader_finds_thousands_of_lanes(system: System) -> None:
 
 
 def test_more_lanes_than_are_remembered_are_all_served(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(domain_lanes, "MOST_LANES", 50)
+    monkeypatch.setattr(domain_lanes, "MAX_LANES", 50)
     mail = by_customer(system)
     worker = system.worker(knows=["mail"], slots=20)
     system.app.enqueue_many(mail, [(str(number),) for number in range(300)])

@@ -36,8 +36,8 @@ def expensive(path: str) -> str:
 def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a tick have time for little, by what expressions cost: that does not depend on the machine."""
     monkeypatch.setattr("orchestrator.scheduler.runs.triggers._MAX_WORK", 600)
-    monkeypatch.setattr("orchestrator.domain.dag.steps.ENOUGH_WORK", 600)
-    monkeypatch.setattr("orchestrator.domain.dag.scope.ENOUGH_WORK", 600)
+    monkeypatch.setattr("orchestrator.domain.dag.steps.WORK_PER_TICK", 600)
+    monkeypatch.setattr("orchestrator.domain.dag.scope.WORK_PER_TICK", 600)
 
 
 def listen(system: System, name: str, **trigger: Any) -> None:
@@ -236,7 +236,7 @@ def test_a_tick_that_takes_too_long_is_not_said_to_be_an_outage(
     scheduler._report_outage(ended.value)
     assert "more to do at once than it can in its lease: a tick took" in caplog.text
     assert "cannot be used" not in caplog.text
-    assert not scheduler.postgres.lasts
+    assert not scheduler.postgres.is_ongoing
     scheduler.term._began_at = system.clock()
     scheduler._report_outage(ended.value)
     assert "Postgres cannot be used" in caplog.text, "which a short tick has no part in"

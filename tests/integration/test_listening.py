@@ -92,10 +92,10 @@ def test_nudges_for_tasks_alone_want_no_look(redis: Redis, streams: LeaderStream
         return streams.read(G, "0-0", 1_000, 0.0)
 
     try:
-        assert [inbound.wants_look for inbound in (heard(True, True), heard(True, False), heard(), heard(True))] == [
-            *(False, True, False, False)
-        ]
-        assert heard(*[True] * NUDGE_CAP).wants_look, "others may have been trimmed before they were read"
+        assert [
+            inbound.needs_full_check for inbound in (heard(True, True), heard(True, False), heard(), heard(True))
+        ] == [*(False, True, False, False)]
+        assert heard(*[True] * NUDGE_CAP).needs_full_check, "others may have been trimmed before they were read"
     finally:
         nudges.close()
 

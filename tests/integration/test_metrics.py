@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine
 
 from orchestrator.domain.tasks.task import Lost, Returned
-from orchestrator.monitoring.exposition import MOST_QUEUES, OTHER, Family, Histogram
+from orchestrator.monitoring.exposition import MAX_QUEUES, OTHER_QUEUES, Family, Histogram
 from orchestrator.monitoring.system import SystemGauges
 from orchestrator.scheduler.process import ObservedScheduler
 from orchestrator.store.load import MAX_COUNTED, queue_demands, queue_loads, system_load, use_indexes
@@ -87,9 +87,9 @@ def test_of_a_large_batch_all_are_counted_though_few_are_looked_at(system: Syste
 
 def test_queues_beyond_a_number_are_counted_as_one(system: System) -> None:
     meter = system.scheduler.meter
-    labels = {meter.label(f"q{number}") for number in range(3 * MOST_QUEUES)}
-    assert len(labels) == MOST_QUEUES + 1
-    assert OTHER in labels
+    labels = {meter.label(f"q{number}") for number in range(3 * MAX_QUEUES)}
+    assert len(labels) == MAX_QUEUES + 1
+    assert OTHER_QUEUES in labels
     assert meter.label("q0") == "q0"
 
 

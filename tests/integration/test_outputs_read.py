@@ -71,7 +71,7 @@ def kept(system: System) -> int:
 def test_what_steps_read_is_read_once_though_they_start_in_many_ticks(
     system: System, monkeypatch: pytest.MonkeyPatch, read: list[Key], text: str
 ) -> None:
-    monkeypatch.setattr("orchestrator.domain.dag.scope.ENOUGH_WORK", 0)  # so that a tick has room for a step
+    monkeypatch.setattr("orchestrator.domain.dag.scope.WORK_PER_TICK", 0)  # so that a tick has room for a step
     run, worker = reach_lower_steps(system, text)
     started: list[Dispatch] = []
     for number in range(1, LOWER + 1):
@@ -89,7 +89,7 @@ def test_what_steps_read_is_read_once_though_they_start_in_many_ticks(
 def test_what_was_read_is_read_again_after_a_tick_that_failed(
     system: System, monkeypatch: pytest.MonkeyPatch, read: list[Key]
 ) -> None:
-    monkeypatch.setattr("orchestrator.domain.dag.scope.ENOUGH_WORK", 0)
+    monkeypatch.setattr("orchestrator.domain.dag.scope.WORK_PER_TICK", 0)
     run, worker = reach_lower_steps(system, WHEN)
     system.tick()
     before = len(read)
@@ -101,7 +101,7 @@ def test_what_was_read_is_read_again_after_a_tick_that_failed(
 
 
 def test_of_a_run_that_is_cancelled_nothing_is_kept(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.domain.dag.scope.ENOUGH_WORK", 0)
+    monkeypatch.setattr("orchestrator.domain.dag.scope.WORK_PER_TICK", 0)
     run, _ = reach_lower_steps(system, WHEN)
     system.tick()
     assert kept(system) == UPPER
@@ -112,7 +112,7 @@ def test_of_a_run_that_is_cancelled_nothing_is_kept(system: System, monkeypatch:
 
 def test_a_run_that_has_more_to_start_goes_on_at_once(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, one that had so because of a report waited for the next look at the fleet, up to a second."""
-    monkeypatch.setattr("orchestrator.domain.dag.scope.ENOUGH_WORK", 0)
+    monkeypatch.setattr("orchestrator.domain.dag.scope.WORK_PER_TICK", 0)
     run, worker = reach_lower_steps(system, WHEN)
     term = system.scheduler.term
     for _ in range(LOWER - 1):

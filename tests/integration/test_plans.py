@@ -118,7 +118,7 @@ OTHERS: dict[str, Call] = {
     "succeeded": lambda leader: lambda c: waiting.succeeded(c, leader.batch),
     "overdue_unknown": lambda _: lambda c: waiting.overdue_unknown(c, NOW, BATCH),
     "release_known": lambda _: lambda c: waiting.release_known(c, [("q0", "another"), ("q1", "job")], BATCH),
-    "keep_back": lambda _: lambda c: waiting.keep_back(c, HOLDS, NOW, BATCH),
+    "hold_at_front": lambda _: lambda c: waiting.hold_at_front(c, HOLDS, NOW, BATCH),
     "release_crowded": lambda _: (
         lambda c: waiting.release_crowded(c, [("q0", "job", "crowded", BATCH), ("q1", "another", "crowded: a@1", 9)])
     ),
@@ -135,7 +135,7 @@ INDEXES = {
     "promote_due": "tasks_due",
     "release_known": "tasks_held",
     "release_crowded": "tasks_held",
-    "keep_back": "tasks_ready",
+    "hold_at_front": "tasks_ready",
     "in_flight": "tasks_in_flight",
     "open_tasks": "tasks_of_run",
     "create_tasks": "ended_tasks_pkey",

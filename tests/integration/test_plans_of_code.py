@@ -17,7 +17,7 @@ from orchestrator.embedded import EmbeddedServices
 from orchestrator.store.code import expectations, histories, reads
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
-from orchestrator.store.code.expectations import Answered, Kept, NewPromise
+from orchestrator.store.code.expectations import NewPromise, PromiseAnswer, StoredResolution
 from orchestrator.store.code.taken_turns import NextTurn, Turn, step, suspend, take_next
 from orchestrator.store.code.turns import LastTurn, append_last, once_refused, unseen_messages, unshown
 from orchestrator.store.runs import cancels, creation, stuck
@@ -128,14 +128,14 @@ STATEMENTS: dict[str, Call] = {
     "take_next": lambda leader: lambda c: take_next(c, next_turns(leader), NOW),
     "unshown": lambda leader: lambda c: unshown(c, dict.fromkeys(leader.ids, False)),
     "unshown, whole": lambda leader: lambda c: unshown(c, dict.fromkeys(leader.ids, True)),
-    "said": lambda leader: lambda c: histories.said(c, [(run, 1) for run in leader.ids]),
+    "said": lambda leader: lambda c: histories.read_since(c, [(run, 1) for run in leader.ids]),
     "start": lambda _: lambda c: creation.create(c, new_runs(), NOW),
     "forget": lambda leader: lambda c: code_runs.forget(c, leader.ids),
     "children": lambda leader: lambda c: code_runs.children(c, leader.ids),
     "closing": lambda _: lambda c: code_runs.closing(c, BATCH),
     "closed": lambda leader: lambda c: code_runs.closed(c, leader.ids),
     "predecessors": lambda leader: lambda c: code_runs.predecessors(c, leader.ids, NOW),
-    "pass_keys": lambda leader: lambda c: run_keys.pass_on(c, pairs(leader)),
+    "pass_keys": lambda leader: lambda c: run_keys.pass_to_successors(c, pairs(leader)),
     "of_code": lambda leader: lambda c: code_runs.of_code(c, leader.ids),
     "latest": lambda leader: lambda c: code_runs.latest(c, leader.ids),
     "count": lambda leader: lambda c: runs.count(c, {run: {"total": 1, "opened": 1} for run in leader.ids}),
@@ -148,9 +148,13 @@ STATEMENTS: dict[str, Call] = {
     ),
     "forget_promises": lambda leader: lambda c: expectations.forget_promises(c, pairs(leader)),
     "resolutions": lambda leader: lambda c: expectations.of_runs(c, leader.ids),
-    "keep": lambda leader: lambda c: expectations.keep(c, [Kept(run, 1, Resolution("x", b"")) for run in leader.ids]),
+    "keep": lambda leader: (
+        lambda c: expectations.store_resolutions(
+            c, [StoredResolution(run, 1, Resolution("x", b"")) for run in leader.ids]
+        )
+    ),
     "met": lambda leader: (
-        lambda c: expectations.remove(c, [Kept(run, 1, Resolution("approval")) for run in leader.ids])
+        lambda c: expectations.remove(c, [StoredResolution(run, 1, Resolution("approval")) for run in leader.ids])
     ),
     "made": lambda leader: lambda c: histories.promises(c, leader.ids),
     "open_promises": lambda leader: lambda c: expectations.open_promises(c, leader.ids),
@@ -159,7 +163,7 @@ STATEMENTS: dict[str, Call] = {
         lambda c: expectations.rename_waits(c, [NewPromise(*pair, "x", 1) for pair in pairs(leader)])
     ),
     "outcomes": lambda leader: lambda c: reads.outcomes(c, leader.ids),
-    "answer": lambda leader: lambda c: expectations.answer(c, [Answered(run) for run in leader.ids], NOW),
+    "answer": lambda leader: lambda c: expectations.answer(c, [PromiseAnswer(run) for run in leader.ids], NOW),
     "mark_stuck": lambda leader: lambda c: stuck.mark_stuck(c, [(*attempt, "{}") for attempt in leader.batch], NOW),
     "mark_unknown": lambda leader: lambda c: stuck.mark_unknown(c, [(run, "{}") for run in leader.ids]),
     "free": lambda leader: lambda c: stuck.free(c, leader.ids),

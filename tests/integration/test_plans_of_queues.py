@@ -113,7 +113,7 @@ STATEMENTS: dict[str, Call] = {
     "lanes: read_ready": lambda _: lambda c: lanes.read_ready(c, ["q", "now", "none"], SOME, 500),
     "lanes: of attempts": lambda leader: lambda c: lanes.lanes_of(c, leader.batch),
     "keys: take": lambda _: lambda c: unique.take(c, with_keys()),
-    "keys: known": lambda leader: lambda c: unique.known(c, leader.ids),
+    "keys: known": lambda leader: lambda c: unique.existing(c, leader.ids),
     "keys: free": lambda leader: (
         lambda c: unique.free(c, [(f"job|{n}", run) for n, run in enumerate(leader.ids)], ended=True)
     ),

@@ -77,7 +77,7 @@ def children(connection: Connection) -> list[bytes]:
 
 
 def in_a_crowd(ids: list[bytes]) -> Callable[[Connection], object]:
-    return lambda connection: ancestry.waiting_for_themselves(connection, ids, BATCH)
+    return lambda connection: ancestry.deadlocked(connection, ids, BATCH)
 
 
 @pytest.fixture(scope="module")
@@ -102,20 +102,20 @@ STATEMENTS: dict[str, Call] = {
     "settle": lambda leader: lambda c: runs.settle(c, {run: {"total": 1, "opened": 1} for run in leader.ids}, {}),
     "end": lambda leader: lambda c: runs.end(c, [(run, RunState.SUCCESS, None) for run in leader.ids], NOW),
     "reopen": lambda leader: lambda c: runs.reopen(c, leader.ids, NOW),
-    "mark": lambda leader: lambda c: cancels.mark(c, leader.ids),
+    "mark_cancelling": lambda leader: lambda c: cancels.mark_cancelling(c, leader.ids),
     "time_out": lambda _: lambda c: cancels.time_out(c, NOW, BATCH, 60.0),
-    "mark_below": lambda leader: lambda c: cancels.mark_below(c, leader.ids, NOW, BATCH),
+    "cancel_descendants": lambda leader: lambda c: cancels.cancel_descendants(c, leader.ids, NOW, BATCH),
     "count_descendants": lambda leader: lambda c: ancestry.count_descendants(c, dict.fromkeys(leader.ids, 1), BATCH),
-    "waiting_for_themselves": lambda leader: lambda c: ancestry.waiting_for_themselves(c, leader.ids, BATCH),
-    "waiting_for_themselves_in_a_crowd": lambda leader: in_a_crowd(children(leader.connection)),
+    "deadlocked": lambda leader: lambda c: ancestry.deadlocked(c, leader.ids, BATCH),
+    "deadlocked_in_a_crowd": lambda leader: in_a_crowd(children(leader.connection)),
     "requeue": lambda leader: lambda c: cancels.requeue(c, leader.ids),
     "requeue_children": lambda leader: lambda c: cancels.requeue_children(c, leader.ids[0], "child", NOW, BATCH),
     "with_children": lambda leader: lambda c: cancels.with_children(c, leader.ids[0], ["child"]),
     "unfinished_tasks": lambda leader: lambda c: cancels.unfinished_tasks(c, leader.ids[0], "step1", NOW, BATCH),
     "created": lambda leader: lambda c: cancels.created(c, leader.ids[0], ["step1", "child"]),
-    "take_back": lambda leader: lambda c: cancels.take_back(c, leader.ids[0], ["step1"], BATCH),
+    "delete_to_replan": lambda leader: lambda c: cancels.delete_to_replan(c, leader.ids[0], ["step1"], BATCH),
     "following": lambda _: lambda c: cancels.following(c, bytes(16), BATCH),
-    "cancelled_at_rest": lambda leader: lambda c: cancels.at_rest(c, leader.ids),
+    "cancelled_without_open_work": lambda leader: lambda c: cancels.without_open_work(c, leader.ids),
     "begin_or_park": lambda leader: lambda c: runs.begin_or_park(c, NOW, leader.ids),
     "retryable_tasks": lambda leader: lambda c: runs.retryable_tasks(c, leader.ids[0], NOW, BATCH),
     "load": lambda leader: lambda c: dags.load(c, leader.ids),
@@ -128,7 +128,7 @@ STATEMENTS: dict[str, Call] = {
     "set_aside": lambda leader: lambda c: stuck.set_aside(c, [(run, "{}") for run in leader.ids]),
     "free": lambda leader: lambda c: stuck.free(c, leader.ids),
     "free_older": lambda _: lambda c: stuck.free_older(c, "1", BATCH),
-    "at_rest": lambda leader: lambda c: stuck.at_rest(c, leader.ids),
+    "without_open_work": lambda leader: lambda c: stuck.without_open_work(c, leader.ids),
     "waiting": lambda _: lambda c: pending_changes.waiting(c, BATCH),
     "waiting_among": lambda leader: lambda c: pending_changes.waiting_among(c, leader.ids),
     "add": lambda leader: lambda c: pending_changes.add(c, [(run, RunChanges()) for run in leader.ids]),

@@ -75,8 +75,8 @@ def test_a_chatty_task_is_written_down_a_few_times_a_second(redis: Redis, task: 
     before = redis.info("stats")["total_commands_processed"]
     words = Journal(redis, KEYS)
     for number in range(10_000):
-        words.mark(task, ProgressMark(1, number / 10_000))
-    words.mark(task, ProgressMark(1, 1.0))
+        words.publish_progress(task, ProgressMark(1, number / 10_000))
+    words.publish_progress(task, ProgressMark(1, 1.0))
 
     def arrived() -> bool:
         found = journal.read_progress(redis, KEYS, task)
@@ -111,13 +111,13 @@ def test_it_stays_silent_before_it_could_fill_redis(
     words._started = True
     redis.config_set("maxmemory", redis.info("memory")["used_memory"] + 100_000)
     for _ in range(2):
-        words.mark(task, ProgressMark(1, 0.5))
+        words.publish_progress(task, ProgressMark(1, 0.5))
         words.flush()
     assert journal.read_progress(redis, KEYS, task) is None
     assert caplog.text.count("redis.nearly_full") == 1
     redis.config_set("maxmemory", 0)
     words._check_at = 0.0
-    words.mark(task, ProgressMark(1, 0.6))
+    words.publish_progress(task, ProgressMark(1, 0.6))
     words.flush()
     assert journal.read_progress(redis, KEYS, task) is not None
 
@@ -130,7 +130,7 @@ def test_a_key_that_a_stranger_has_taken_stops_nothing(redis: Redis, task: bytes
     words._started = True
     for number in range(2):
         words.log(job, line("lost"))
-        words.mark(other, ProgressMark(1, number / 2))
+        words.publish_progress(other, ProgressMark(1, number / 2))
         words.flush()
     found = journal.read_progress(redis, KEYS, other)
     assert found is not None
@@ -140,7 +140,7 @@ def test_a_key_that_a_stranger_has_taken_stops_nothing(redis: Redis, task: bytes
 def test_what_cannot_be_written_is_forgotten_and_counted(redis: Redis, task: bytes) -> None:
     words, job = Journal(Redis(host="127.0.0.1", port=1), KEYS), new_job(task)
     words._started = True
-    words.mark(task, ProgressMark(1, 0.5))
+    words.publish_progress(task, ProgressMark(1, 0.5))
     words.log(job, line("lost"))
     words.flush()
     assert words._marks == {}

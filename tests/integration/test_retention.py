@@ -455,7 +455,7 @@ def test_plans_read_only_what_a_slice_needs(system: System) -> None:
         event.listen(connection, "before_cursor_execute", note)
         found = retention.next_tasks(connection, walk, after, 1_000)
         assert found is not None
-        assert retention.left_runs(connection, walk, after, found.upto) == []
+        assert retention.orphaned_runs(connection, walk, after, found.upto) == []
         assert retention.forget_tasks(connection, walk, after, found.upto) == 200
         event.remove(connection, "before_cursor_execute", note)
         connection.rollback()

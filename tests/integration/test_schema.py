@@ -190,7 +190,7 @@ def test_a_database_without_tables(empty: Engine) -> None:
 def test_a_schema_of_another_release(created: Connection, revision: str, message: str) -> None:
     with created.begin() as transaction:
         created.execute(text(f"UPDATE {SCHEMA}.alembic_version SET version_num = :to"), {"to": revision})
-        compatibility.mark(created, "9998")
+        compatibility.write_oldest_revision(created, "9998")
         with pytest.raises(SchemaError, match=message):
             database.check_schema(created)
         transaction.rollback()

@@ -19,7 +19,7 @@ from orchestrator.embedded.postgres import EmbeddedPostgres
 from orchestrator.embedded.server import find_redis
 from orchestrator.errors import ConfigurationError
 from orchestrator.store import database, dialing
-from orchestrator.transport.connection import awaited, connect
+from orchestrator.transport.connection import connect, prerequisite
 from tests.waiting import eventually
 
 
@@ -109,7 +109,7 @@ def test_a_node_of_a_cluster_is_refused(short_folder: Path) -> None:
     redis = connect(f"unix://{socket}")
     try:
         eventually(lambda: _answers(redis), "the server answers")  # its socket stands there before it listens
-        needed = awaited(redis)  # which schedulers and workers ask when they start
+        needed = prerequisite(redis)  # which schedulers and workers ask when they start
         with pytest.raises(ConfigurationError, match="redis_url: this is a node of a Redis Cluster") as caught:
             needed.check()
         assert needed.outage(caught.value) is None, "waiting does not mend it"

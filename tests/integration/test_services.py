@@ -171,7 +171,7 @@ def test_a_registration_that_says_nonsense_is_refused(http: httpx.Client, body: 
 def test_no_more_are_known_than_there_is_room_for(
     http: httpx.Client, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(announcements, "MOST", 2)
+    monkeypatch.setattr(announcements, "MAX_WORKERS", 2)
     register(http, "a", "sum")
     register(http, "b", "sum")
     full = http.post("/workers/register", json={"id": "c", "url": "http://h", "services": ["sum"]})

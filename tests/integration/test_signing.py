@@ -219,7 +219,7 @@ def test_nobody_else_says_that_a_worker_has_ended_in_order(signed: System) -> No
     signed.redis.xadd(signed.keys.nudges, {"fleet": b"", "stopped": encode(["w1"])})
     leader = LeaderStreams(signed.redis, signed.keys)
     assert leader.read(signed.generation, "0-0", 10, 0.0).stopped == []
-    WorkerStreams(signed.redis, signed.keys).leave(["w2"], ["w2"])
+    WorkerStreams(signed.redis, signed.keys).deregister(["w2"], ["w2"])
     assert leader.read(signed.generation, "0-0", 10, 0.0).stopped == ["w2"]
     leader.close()
 

@@ -219,17 +219,17 @@ class Real:
 
     # -- the outbox of running tasks
 
-    def hand_over(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder] | None:
+    def send_tasks(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder] | None:
         self.worker.report(Enqueued(list(tasks)))
         return None
 
-    def mark(self, task: bytes, mark: ProgressMark) -> None: ...
+    def publish_progress(self, task: bytes, mark: ProgressMark) -> None: ...
 
     def log(self, job: Job, line: LogLine) -> None: ...
 
     log_lines = log
 
-    def leave(self, job: Job, details: bytes) -> None:
+    def save_details(self, job: Job, details: bytes) -> None:
         job.noted = details
 
     def page(self, job: Job, number: int) -> bytes | None:  # noqa: ARG002

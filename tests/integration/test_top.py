@@ -25,7 +25,7 @@ from orchestrator.cli.top.live import run_lines, task_lines
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings
-from orchestrator.store.insights.activity import failures_lately
+from orchestrator.store.insights.activity import recent_failures
 from orchestrator.store.insights.failures import target_of
 from tests import forking
 from tests.integration.stage import System
@@ -231,11 +231,11 @@ def test_what_is_secret_is_not_shown_of_an_opened_task_or_run(
 def test_failures_that_somebody_knows_of_come_last_or_not_at_all(busy: System, engine: Engine) -> None:
     def shown() -> list[str]:
         with engine.connect() as connection:
-            return [group.state for group in failures_lately(connection)]
+            return [group.state for group in recent_failures(connection)]
 
     assert shown() == [""]
     with engine.connect() as connection:
-        (group,) = failures_lately(connection)
+        (group,) = recent_failures(connection)
     line = "INSERT INTO orchestrator.audit (who, origin, act, kind, target, detail)"
     target = target_of((group.name, group.queue, group.id))
     busy.sql(f"{line} VALUES ('a', 'b', 'acknowledge', 'failures', :target, '{{}}')", target=target)
@@ -254,5 +254,5 @@ def test_the_text_of_an_error_that_is_sealed_is_opened(busy: System, engine: Eng
     error = json.dumps({"kind": "Refused", "message": vault.seal_text(message)})
     busy.sql("UPDATE orchestrator.ended_tasks SET error = CAST(:error AS jsonb) WHERE status = 'failed'", error=error)
     with engine.connect() as connection:
-        (failure,) = failures_lately(connection)
+        (failure,) = recent_failures(connection)
     assert failure.message == message

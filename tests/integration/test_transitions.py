@@ -508,7 +508,7 @@ def test_every_function_from_every_state_of_a_run(connection: Connection, state:
 @pytest.mark.parametrize("state", RunState)
 def test_asking_for_a_cancellation_changes_no_state(connection: Connection, state: RunState) -> None:
     run = put_run(connection, state)
-    cancels.mark(connection, [run])
+    cancels.mark_cancelling(connection, [run])
     assert run_state(connection, run) == state
     assert bool(cancels.following(connection, bytes(16), 10)) == (state in (RunState.PENDING, RunState.RUNNING))
     assert runs.begin(connection, NOW, 10) == []
@@ -522,7 +522,7 @@ def test_a_task_is_revived_only_where_its_run_can_go_on(
     run = put_run(connection, state)
     task = put(connection, T.FAILED, run=run)
     if cancelling:
-        cancels.mark(connection, [run])
+        cancels.mark_cancelling(connection, [run])
     allowed = state is RunState.FAILED or (state is RunState.RUNNING and not cancelling)
     assert bool(revival.revive(connection, [task]).moved) == allowed
     assert row(connection, task).state == ("pending" if allowed else "failed")
@@ -704,7 +704,7 @@ class Life(RuleBasedStateMachine):
     @rule(choice=st.integers(0, 9))
     def cancel_run(self, choice: int) -> None:
         if choice < len(self.runs):  # seldom, or nothing else would ever happen
-            cancels.mark(self.connection, [self.runs[choice]])
+            cancels.mark_cancelling(self.connection, [self.runs[choice]])
         self.tick.cancel_runs(2)
 
     # -- what holds all the while

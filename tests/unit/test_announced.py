@@ -6,12 +6,12 @@ from orchestrator.domain.executors.record import announced
 from orchestrator.domain.fleet.announced import (
     WITH_DATABASE,
     count_known,
-    hiding,
     redacted_among,
     redacting,
     signals_among,
     taking,
     tasks_among,
+    with_redaction,
     workflows_among,
 )
 from orchestrator.domain.tasks.task import NewTask, differing_options, parse_options
@@ -41,10 +41,10 @@ def test_a_call_is_the_same_with_and_without_what_its_task_does_not_want_shown()
         return [*differing_options(task, "q", 0, stored, None)]
 
     asked = '{"redact":["token"]}'
-    known, both = hiding(None, ["token"]), hiding(asked, ["token", "pin"])
+    known, both = with_redaction(None, ["token"]), with_redaction(asked, ["token", "pin"])
     assert (parse_options(known).redact, parse_options(both).redact) == (("token",), ("token", "pin"))
-    assert hiding(asked, ["token"]) == asked
-    assert hiding(None, ()) is None
+    assert with_redaction(asked, ["token"]) == asked
+    assert with_redaction(None, ()) is None
     assert differences(known, None) == differences(None, known) == differences(both, asked) == []
     assert differences(known, asked) == differences(both, None) == ["another redact"]
 

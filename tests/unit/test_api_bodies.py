@@ -56,7 +56,7 @@ def test_the_bounds_are_exact_wherever_a_slice_ends(monkeypatch: pytest.MonkeyPa
         commas, containers, levels = _count(value)
         data = json.dumps(value, ensure_ascii=source.random() < 0.5).encode()
         monkeypatch.setattr(bodies, "_SLICE", source.randrange(1, 40))
-        bounds = {"MAX_VALUES": commas + 1, "MAX_CONTAINERS": containers, "MOST_LEVELS": levels}
+        bounds = {"MAX_VALUES": commas + 1, "MAX_CONTAINERS": containers, "MAX_LEVELS": levels}
         for name, bound in bounds.items():
             monkeypatch.setattr(bodies, name, bound)
         assert not _is_refused(data), data

@@ -13,7 +13,7 @@ from orchestrator.domain.tasks.destinations import parse_destinations
 from orchestrator.workers.executors.asking import (
     Answer,
     Barred,
-    Place,
+    Endpoint,
     Request,
     TooLarge,
     Unanswered,
@@ -57,7 +57,7 @@ def with_server(said: bytes, steps: Callable[[str], Awaitable[T]], *, stays: boo
 
 def asked(said: bytes, **more: Any) -> tuple[Answer, bytes]:
     request = Request("POST", "/x?a=1", b"{}", [("Authorization", "Bearer k")])
-    return with_server(said, lambda url: ask(Place.of(url), request, **{"largest": 100, **more}))
+    return with_server(said, lambda url: ask(Endpoint.of(url), request, **{"max_size": 100, **more}))
 
 
 def test_what_is_asked_and_answered() -> None:
@@ -118,7 +118,7 @@ def test_who_takes_a_request_and_never_answers_counts_as_away() -> None:
 
 def test_a_refusal_is_read_up_to_a_limit() -> None:
     async def steps(url: str) -> None:
-        async with Api(url=url, largest=10).lines("/jobs", silence=60):
+        async with Api(url=url, max_size=10).lines("/jobs", silence=60):
             raise AssertionError("it is no success")
 
     with pytest.raises(TooLarge):

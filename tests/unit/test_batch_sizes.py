@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.transport.leader.streams import MOST_BYTES, BatchSizes
+from orchestrator.transport.leader.streams import MAX_READ_BYTES, BatchSizes
 
 
 def entries(*sizes: int) -> list[tuple[str, bytes]]:
@@ -18,17 +18,17 @@ def test_small_entries_are_read_by_the_thousand() -> None:
 
 def test_large_entries_are_cut_and_fewer_are_asked_for_next() -> None:
     sizes = BatchSizes()
-    assert len(sizes.cut(entries(*[MOST_BYTES // 2] * 10), 1_000)) == 2
+    assert len(sizes.cut(entries(*[MAX_READ_BYTES // 2] * 10), 1_000)) == 2
     assert sizes.number(1_000) == 2
 
 
 def test_one_is_read_however_large_it_is() -> None:
-    assert len(BatchSizes().cut(entries(3 * MOST_BYTES, 1), 1_000)) == 1
+    assert len(BatchSizes().cut(entries(3 * MAX_READ_BYTES, 1), 1_000)) == 1
 
 
 def test_more_are_asked_for_when_they_are_small_again() -> None:
     sizes = BatchSizes()
-    sizes.cut(entries(MOST_BYTES, MOST_BYTES), 1_000)
+    sizes.cut(entries(MAX_READ_BYTES, MAX_READ_BYTES), 1_000)
     asked = [sizes.number(1_000)]
     for _ in range(11):
         sizes.cut(entries(*[10] * asked[-1]), asked[-1])

@@ -96,9 +96,9 @@ class Leader:
         self.turn += 1
         state = self.plan.state()
         retry = to_retry(self.graph, state.steps, state.fans)
-        for place in retry.anew:
+        for place in retry.restarted:
             self.rows = {key: row for key, row in self.rows.items() if key[0] != place}
-        self.plan.retry(retry.again, retry.anew, float(self.turn))
+        self.plan.retry(retry.resumed, retry.restarted, float(self.turn))
         self.settle()
 
     def run(self, stop_after: int) -> bool:

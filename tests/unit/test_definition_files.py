@@ -22,7 +22,7 @@ from orchestrator.domain.dag.definition import (
     Param,
     Step,
 )
-from orchestrator.domain.problems import MOST_PROBLEMS
+from orchestrator.domain.problems import MAX_PROBLEMS
 from orchestrator.domain.schedules.schedule import Schedule
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.dag import definitions, document, fields
@@ -514,7 +514,7 @@ def test_of_thousands_of_unknown_keys_the_first_are_looked_for(monkeypatch: pyte
     monkeypatch.setattr(fields, "did_you_mean", looking)
     lines = refusal("name: x\ntasks: {a: {task: t}}\n" + "".join(f"k{n}: 1\n" for n in range(1_000)))
     assert lines[-1] == "… and 950 more."
-    assert len(looked) <= MOST_PROBLEMS
+    assert len(looked) <= MAX_PROBLEMS
 
 
 def test_the_parser_in_python_gives_the_same_tree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.driver import keep_prepared
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.waiting import InFlight
-from orchestrator.transport.codec import LARGEST_BUNDLE, Heartbeat, decode_dispatches, names_digest
+from orchestrator.transport.codec import MAX_BUNDLE, Heartbeat, decode_dispatches, names_digest
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
 
@@ -120,7 +120,7 @@ def test_what_runs_in_a_worker_that_drains_takes_no_slot_of_the_others() -> None
     dispatcher.recount(running)
     assert rooms(dispatcher) == {"a": 1}
     landing = TickResult()
-    landing.capacity.landed["a"] = 4
+    landing.capacity.out_of_flight["a"] = 4
     assert rooms(dispatcher, landing) == {"a": 2}, "whoever they were of, there are no more slots than that"
 
 
@@ -137,7 +137,7 @@ def test_what_lands_in_a_tick_makes_room_in_the_same_tick() -> None:
     dispatcher.recount(in_flight(a=10))
     assert rooms(dispatcher) == {}
     landing = TickResult()
-    landing.capacity.landed["a"] = 4
+    landing.capacity.out_of_flight["a"] = 4
     assert rooms(dispatcher, landing) == {"a": 4}
 
 
@@ -148,7 +148,7 @@ def test_a_commit_moves_the_counts() -> None:
     dispatcher.committed(first)
     assert dispatcher.in_flight == 8
     second = TickResult()
-    second.capacity.landed["a"] = 5
+    second.capacity.out_of_flight["a"] = 5
     dispatcher.committed(second)
     assert dispatcher.in_flight == 3
     assert rooms(dispatcher) == {"a": 7}
@@ -194,7 +194,7 @@ def test_large_tasks_are_not_bundled() -> None:
 
 def test_a_long_line_is_bundled() -> None:
     bundles = unpacked(messages([claimed(number) for number in range(1_000)], fleet_of(a=10).slots))["a"]
-    assert {len(bundle) for bundle in bundles} == {LARGEST_BUNDLE}
+    assert {len(bundle) for bundle in bundles} == {MAX_BUNDLE}
 
 
 def test_short_tasks_are_bundled_by_process_and_others_by_slot() -> None:
@@ -237,7 +237,7 @@ def test_nothing_is_lost_doubled_or_reordered_on_the_way_into_messages(
         for alone in (False, True):
             wanted = [task.id for task in tasks if task.queue == queue and task.alone is alone]
             assert [task.id for task in sent if task.alone is alone] == wanted
-        assert all(len(bundle) <= LARGEST_BUNDLE for bundle in bundles)
+        assert all(len(bundle) <= MAX_BUNDLE for bundle in bundles)
         assert all(len(bundle) == 1 for bundle in bundles if any(task.alone for task in bundle))
     assert sum(len(bundle) for bundles in found.values() for bundle in bundles) == len(tasks)
 

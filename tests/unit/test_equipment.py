@@ -27,7 +27,7 @@ SETUP = Setup(settings=Settings(), worker="w")
         ("rq", {}, ["rq"]),
         (
             "rq",
-            {"RQ_REDIS_URL": "redis://a", "MINE": "unix:///b", "OTHER": "http://c"},
+            {"RQ_REDIS_URL": "redis://a", "MINE": "unix:///b", "OTHER_QUEUES": "http://c"},
             ["rq", "rq MINE", "rq RQ_REDIS_URL"],
         ),
         ("dask", {"DASK_SCHEDULER_ADDRESS": "tcp://a:8786"}, ["dask", "dask DASK_SCHEDULER_ADDRESS"]),

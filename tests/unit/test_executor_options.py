@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator import Orchestrator
 from orchestrator.domain.executors.options import ExecutorOptions
-from orchestrator.domain.executors.record import announced, has_means
+from orchestrator.domain.executors.record import announced, meets_requirement
 from orchestrator.domain.executors.registry import call_of, find_problems
 from orchestrator.errors import InvalidTask
 from orchestrator.executors import Dask, Http, Kubernetes, Process, Pull, Ray, Rq
@@ -67,9 +67,9 @@ def test_numbers_that_json_does_not_have_are_refused() -> None:
     ],
 )
 def test_a_pattern_of_programs_does_not_reach_across_a_slash(pattern: str, program: str, expected: bool) -> None:
-    means = call_of(Process(command=[program])).means
-    assert has_means([announced(f"process {pattern}")], means) is expected
-    assert not has_means([announced(f"rq {pattern}")], means)
+    means = call_of(Process(command=[program])).requirement
+    assert meets_requirement([announced(f"process {pattern}")], means) is expected
+    assert not meets_requirement([announced(f"rq {pattern}")], means)
 
 
 def _body(value: int) -> Any: ...

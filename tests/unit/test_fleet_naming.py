@@ -6,7 +6,7 @@ from uuid import UUID, uuid5
 
 import pytest
 
-from orchestrator.domain.fleet.announced import FleetProcess, workers_meant
+from orchestrator.domain.fleet.announced import FleetProcess, matching_workers
 
 
 def life(name: str) -> UUID:
@@ -26,7 +26,7 @@ FLEET = [
 
 
 def ids(wanted: str, *others: FleetProcess) -> list[list[str]]:
-    return [[one.id for one in processes] for processes in workers_meant([*FLEET, *others], wanted)]
+    return [[one.id for one in processes] for processes in matching_workers([*FLEET, *others], wanted)]
 
 
 def test_any_process_of_a_worker_stands_for_all_of_it() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import takewhile
 
 from orchestrator.domain.code.activation import (
-    LARGEST_HISTORY,
-    MOST_IN_MESSAGES,
-    MOST_IN_PAGES,
+    MAX_HISTORY,
+    MAX_IN_MESSAGES,
+    MAX_IN_PAGES,
     PAGE,
     Delivery,
     HistoryBudget,
@@ -16,7 +16,7 @@ from orchestrator.domain.code.activation import (
 
 def test_by_size() -> None:
     budget = HistoryBudget(0)
-    sizes = (0, 500, PAGE, PAGE + 1, LARGEST_HISTORY, LARGEST_HISTORY + 1)
+    sizes = (0, 500, PAGE, PAGE + 1, MAX_HISTORY, MAX_HISTORY + 1)
     ways = (Delivery.MESSAGE, Delivery.MESSAGE, Delivery.MESSAGE, Delivery.PAGES, Delivery.PAGES, Delivery.NEVER)
     assert tuple(map(budget.delivery, sizes)) == ways
 
@@ -27,23 +27,23 @@ def test_a_thousand_at_once() -> None:
     size = 30_000_000
     ways = [budget.delivery(size) for _ in range(1_000)]
     gone = len(list(takewhile(lambda delivery: delivery is Delivery.PAGES, ways)))
-    assert MOST_IN_PAGES <= gone * size < MOST_IN_PAGES + size
+    assert MAX_IN_PAGES <= gone * size < MAX_IN_PAGES + size
     assert set(ways[gone:]) == {Delivery.LATER}
-    budget = HistoryBudget(MOST_IN_PAGES)
+    budget = HistoryBudget(MAX_IN_PAGES)
     waits = [(budget.delivery(size), budget.wait)[1] for _ in range(1_000)]
     assert waits == sorted(waits)
     assert 1.0 < waits[0] < 2.0 < waits[5] < waits[-1] == 60.0
 
 
 def test_small_ones_do_not_wait_for_pages_nor_pages_for_small_ones() -> None:
-    full = HistoryBudget(MOST_IN_PAGES)
+    full = HistoryBudget(MAX_IN_PAGES)
     assert (full.delivery(PAGE + 1), full.delivery(PAGE)) == (Delivery.LATER, Delivery.MESSAGE)
     full = HistoryBudget(0)
-    ways = [full.delivery(PAGE) for _ in range(1 + MOST_IN_MESSAGES // PAGE)]
+    ways = [full.delivery(PAGE) for _ in range(1 + MAX_IN_MESSAGES // PAGE)]
     assert ways[-2:] == [Delivery.MESSAGE, Delivery.LATER]
     assert full.delivery(PAGE + 1) is Delivery.PAGES
 
 
 def test_the_largest_goes_whenever_anything_does() -> None:
     """Else small ones could keep it waiting for ever."""
-    assert HistoryBudget(MOST_IN_PAGES - 1).delivery(LARGEST_HISTORY) is Delivery.PAGES
+    assert HistoryBudget(MAX_IN_PAGES - 1).delivery(MAX_HISTORY) is Delivery.PAGES

@@ -23,7 +23,7 @@ from orchestrator.domain.tasks.task import (
 from orchestrator.transport.codec import Applied, decode
 from orchestrator.transport.worker import Receipt
 from orchestrator.workers.parent.held import HeldAttempts
-from orchestrator.workers.reporting.kept import LONGEST, SECONDS, KeptReports, PendingReport
+from orchestrator.workers.reporting.kept import MAX_KEPT_SECONDS, SECONDS, KeptReports, PendingReport
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.running.job import Bundle, Job
 
@@ -95,12 +95,12 @@ def test_enqueues_are_gone_a_minute_after_the_end(clock: Clock) -> None:
 def test_enqueues_of_a_task_that_never_ends_are_kept_for_an_hour(clock: Clock) -> None:
     keeper = KeptReports(clock=clock)
     keeper.add([PendingReport(enqueued(1))])
-    clock.now += LONGEST - 1
+    clock.now += MAX_KEPT_SECONDS - 1
     keeper.add([PendingReport(enqueued(2))])
     clock.now += 2
     keeper.add([])
     assert recalled(keeper) == [enqueued(1), enqueued(2)], "for a minute more"
-    clock.now += LONGEST + 1
+    clock.now += MAX_KEPT_SECONDS + 1
     keeper.add([])
     clock.now += SECONDS + 1
     assert keeper.recall([]) == []

@@ -39,9 +39,9 @@ class Bench:
 
     def hear(self, *names: str) -> None:
         """Let all that was handed out begin."""
-        self.buckets.unheard.clear()
+        self.buckets.unreported.clear()
         for name in names:
-            self.lanes.heard(name)
+            self.lanes.start_reported(name)
 
     def look(self) -> None:
         """Count what is ready in lanes of which that is not known,"""
@@ -65,7 +65,7 @@ class Bench:
                     self.ready[share.lane].remove(priority)
                 served += [share.lane] * len(mine)
                 if share.lane is not None and len(mine) < share.turns:
-                    self.lanes.give_back("q", share.lane, share.turns - len(mine), self.now)
+                    self.lanes.return_turns("q", share.lane, share.turns - len(mine), self.now)
         return served
 
 
@@ -142,7 +142,7 @@ def test_concurrency_of_a_key_and_of_a_task() -> None:
     assert len(first) == 5
     assert max(Counter(first).values()) == 2
     assert bench.serve(100) == []
-    bench.lanes.landed("mail|a")
+    bench.lanes.remove_in_flight("mail|a")
     assert len(bench.serve(100)) == 1
 
 
@@ -162,7 +162,7 @@ def test_a_limit_holds_across_queues() -> None:
         everything.arrive(queue, "mail|", 0, TaskOptions(concurrency=1))
     assert len(everything.allot("one", 5, None, NOW)) == 1
     assert everything.allot("two", 5, None, NOW) == []
-    everything.landed("mail|")
+    everything.remove_in_flight("mail|")
     assert len(everything.allot("two", 5, None, NOW)) == 1
 
 
@@ -217,7 +217,7 @@ def test_a_full_lane_and_a_closed_gate_cost_nothing() -> None:
 
 
 def test_lanes_beyond_the_limit_are_read_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "MOST_LANES", 4)
+    monkeypatch.setattr(lanes, "MAX_LANES", 4)
     bench = Bench()
     for key in range(10):
         bench.add(f"|{key}", 1)
@@ -264,7 +264,7 @@ class TurnsMachine(RuleBasedStateMachine):
         if self.in_flight:
             lane = self.in_flight.pop(place % len(self.in_flight))
             if lane is not None:
-                self.bench.lanes.landed(lane)
+                self.bench.lanes.remove_in_flight(lane)
 
     @rule()
     def recount(self) -> None:
@@ -337,7 +337,7 @@ def test_a_lane_of_which_a_task_was_put_back_is_asked_for() -> None:
     assert lanes.in_doubt("q", 10) == ["mail|"]
     lanes.learn("q", "mail|", Stock(0, 1, Rest.NOTHING))
     assert [share.turns for share in lanes.allot("q", 1, None, NOW)] == [1]
-    lanes.landed("mail|")
+    lanes.remove_in_flight("mail|")
     assert lanes.in_doubt("q", 10) == []
     assert not lanes.has("q")
 
@@ -346,10 +346,10 @@ def test_a_lane_in_which_an_uncounted_task_took_a_turn_is_asked_for() -> None:
     lanes = Lanes(Buckets())
     lanes.learn("q", "mail|", Stock(0, 1, Rest.NOTHING), TaskOptions(concurrency=1))
     assert [share.turns for share in lanes.allot("q", 1, None, NOW)] == [1]
-    lanes.was_overtaken("q", "mail|", 0, TaskOptions(concurrency=1))
+    lanes.claimed_early("q", "mail|", 0, TaskOptions(concurrency=1))
     assert lanes.in_doubt("q", 10) == ["mail|"]
     lanes.learn("q", "mail|", None)
-    lanes.was_overtaken("q", "mail|", 0, TaskOptions(concurrency=1))
+    lanes.claimed_early("q", "mail|", 0, TaskOptions(concurrency=1))
     assert lanes.in_doubt("q", 10) == ["mail|"], "it was forgotten already"
     assert not lanes.has_next("q", NOW), "nobody has to hurry, or to wait for it"
 
@@ -358,7 +358,7 @@ def test_a_lane_that_had_less_than_was_known_is_asked_for() -> None:
     lanes = Lanes(Buckets())
     lanes.learn("q", "|a", Stock(0, 5, Rest.NOTHING), TaskOptions(concurrency=5))
     assert lanes.allot("q", 10, None, NOW)[0].turns == 5
-    lanes.give_back("q", "|a", 2, NOW)
+    lanes.return_turns("q", "|a", 2, NOW)
     assert lanes.in_doubt("q", 10) == ["|a"]
     lanes.learn("q", "|a", Stock(0, 4, Rest.NOTHING))
     assert lanes.allot("q", 10, None, NOW)[0].turns == 2, "three are in flight"
@@ -375,8 +375,8 @@ def test_a_lane_waits_for_its_limits_once_whatever_arrives(options: TaskOptions)
         lanes.arrive("q", "mail|a", number % 3, options)
         assert lanes.allot("q", 10, None, NOW) == []
     assert len(lanes._asleep) + sum(map(len, lanes._full.values())) == 1
-    buckets.unheard.clear()
-    lanes.landed("mail|a")
+    buckets.unreported.clear()
+    lanes.remove_in_flight("mail|a")
     later = NOW + (3601.0 if options.rate else 0.0)
     assert [share.turns for share in lanes.allot("q", 10, None, later)] == [1]
 
@@ -395,7 +395,7 @@ def test_of_many_lanes_each_is_given_several_turns_when_it_is_next() -> None:
     assert {share.lane for share in second[:50]}.isdisjoint({share.lane for share in first[:170]}), "then the others"
     for share in (*first, *second):
         for _ in range(share.turns):
-            lanes.landed(share.lane or "")
+            lanes.remove_in_flight(share.lane or "")
     assert sum(share.turns for share in lanes.allot("q", 512, None, NOW)) == 512
 
 
@@ -416,7 +416,7 @@ def test_what_other_shards_hold_counts() -> None:
     assert found.limited() == {"mail|acme", "mail"}
     found.share({"mail|acme": 2})
     assert [share.turns for share in found.allot("q", 9, None, 0.0)] == [1]
-    assert found.held() == {"mail|acme": 1, "mail": 1}
+    assert found.in_flight() == {"mail|acme": 1, "mail": 1}
     found.share({"mail": 4})
     assert found.allot("q", 9, None, 0.0) == [], "the gate is full"
     found.share({})

@@ -11,7 +11,16 @@ import pytest
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.monitoring import listener as listening
-from orchestrator.monitoring.exposition import MOST_QUEUES, OTHER, Family, Histogram, counter, gauge, histogram, render
+from orchestrator.monitoring.exposition import (
+    MAX_QUEUES,
+    OTHER_QUEUES,
+    Family,
+    Histogram,
+    counter,
+    gauge,
+    histogram,
+    render,
+)
 from orchestrator.monitoring.listener import Listener, parse_address
 from orchestrator.monitoring.system import bounded
 from orchestrator.store.load import QueueLoad
@@ -54,11 +63,13 @@ def test_buckets_of_a_histogram_hold_all_that_is_smaller() -> None:
 def test_queues_with_most_to_do_have_labels_of_their_own_and_the_rest_is_one() -> None:
     loads = [
         QueueLoad(queue=f"q{n}", ready=n, delayed=1, in_flight=0, oldest=float(n), slots=1, paused=n == 0)
-        for n in range(MOST_QUEUES + 5)
+        for n in range(MAX_QUEUES + 5)
     ]
     found = bounded(loads)
-    assert len(found) == MOST_QUEUES + 1
-    other = QueueLoad(queue=OTHER, ready=0 + 1 + 2 + 3 + 4, delayed=5, in_flight=0, oldest=4.0, slots=1, paused=True)
+    assert len(found) == MAX_QUEUES + 1
+    other = QueueLoad(
+        queue=OTHER_QUEUES, ready=0 + 1 + 2 + 3 + 4, delayed=5, in_flight=0, oldest=4.0, slots=1, paused=True
+    )
     assert found[-1] == other
     assert bounded(loads[:3]) == loads[:3]
 
@@ -134,7 +145,7 @@ def test_metrics_health_and_readiness_are_told(
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(listening, "_is_local", lambda _: False)
         status, body = get(server, "/readyz")
-    assert (status, json.loads(body)["obstacles"]) == (503, {"redis": listening.ELSEWHERE})
+    assert (status, json.loads(body)["obstacles"]) == (503, {"redis": listening.REASON_HIDDEN})
     assert get(server, "/healthz")[0] == 200
     assert ask(server, "HEAD /healthz HTTP/1.1\r\n\r\n") == (200, "")
 

@@ -38,11 +38,11 @@ def test_one_line_on_entering_and_one_on_leaving(caplog: pytest.LogCaptureFixtur
             redis.failed("gone")
             clock.now += 1.0
             redis.worked()
-        assert redis.lasts, "what works for a moment between two failures is not over"
+        assert redis.is_ongoing, "what works for a moment between two failures is not over"
         clock.now += 2.0
         redis.worked()
         redis.worked()
-    assert not redis.lasts
+    assert not redis.is_ongoing
     assert [record.message for record in caplog.records] == [
         "service.unavailable: Redis cannot be used; reports wait: gone",
         "service.available: Redis can be used again, after 100.0 s, in which it worked for a moment 99 times",

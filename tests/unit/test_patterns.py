@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 import orchestrator
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 
 
 @pytest.mark.parametrize(
     ("text", "fits"), [("ab", True), ("ab\n", False), ("\nab", False), ("a", True), ("abx", False)]
 )
 def test_only_a_whole_text_fits(text: str, fits: bool) -> None:
-    type_ = Annotated[str, msgspec.Meta(pattern=whole("a|ab"))]
+    type_ = Annotated[str, msgspec.Meta(pattern=anchored("a|ab"))]
     if fits:
         assert msgspec.convert(text, type_) == text
     else:

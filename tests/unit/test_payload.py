@@ -38,7 +38,7 @@ from orchestrator import (
     as_completed,
     gather,
 )
-from orchestrator.domain.plain import MOST_LEVELS
+from orchestrator.domain.plain import MAX_LEVELS
 from orchestrator.domain.tasks.task import Dispatch, Failed, NewTask, Succeeded
 from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.sdk.tasks.signature import Signature
@@ -665,7 +665,7 @@ def test_a_policy_that_makes_no_sense_is_refused_where_it_is_written(given: dict
 )
 def test_the_depth_is_found_among_whatever_stands_beside_it(around: Callable[[Any], Any]) -> None:
     value: Any = 0
-    for _ in range(MOST_LEVELS - 1):
+    for _ in range(MAX_LEVELS - 1):
         value = around(value)
     assert decode_value(encode_value(value, "It", 10_000_000)) == value
     with pytest.raises(PayloadError, match="nested more than 200 levels deep"):

@@ -294,7 +294,7 @@ def test_the_collector_takes_what_nobody_names_and_nothing_else(payloads: Payloa
         collector = Collector(
             payloads.store, grace, lambda asked: {*asked} - alive, lambda asked: {t: last.get(t, 2) for t in asked}
         )
-        list(collector.look())
+        list(collector.find_unreferenced())
         alive.add(owners[10])  # which appeared in between
         return sum(collector.delete())
 

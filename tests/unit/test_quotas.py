@@ -12,7 +12,7 @@ def test_requests_are_refused_above_their_rate_and_let_in_when_it_allows_them_ag
     used = Usage(Quotas(rate=2))
     for _ in range(20):
         assert used.begin(100.0) is None
-        used.under_way -= 1
+        used.in_flight -= 1
     exceeded = used.begin(100.0)
     assert exceeded is not None
     assert exceeded.retry_after is not None
@@ -23,7 +23,7 @@ def test_requests_under_way_and_bytes_are_bounded() -> None:
     used = Usage(Quotas(concurrent=1, megabytes=6))
     assert used.begin(0.0) is None
     assert "concurrent" in str(used.begin(0.0))
-    used.under_way -= 1
+    used.in_flight -= 1
     used.bytes.spend(12_000_000)
     exceeded = used.begin(0.0)
     assert exceeded is not None

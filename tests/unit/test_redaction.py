@@ -11,7 +11,7 @@ import pytest
 from orchestrator import Orchestrator, TaskContext
 from orchestrator.api.inherited import inherited
 from orchestrator.domain import timezones
-from orchestrator.domain.redaction import HIDDEN, Redaction, Unsearchable, placed, scrub, words
+from orchestrator.domain.redaction import HIDDEN, Redaction, Unsearchable, placed, scrub, split_patterns
 from orchestrator.domain.tasks.callbacks import Callbacks
 from orchestrator.domain.tasks.task import Dispatch, Failed, parse_options
 from orchestrator.errors import InvalidTask
@@ -33,7 +33,7 @@ def test_a_name_is_hidden_at_any_depth_and_a_path_where_something_ends_so() -> N
         "card": {"number": "4", "holder": {"name": "x"}},
         "cards": {"number": "4"},
     }
-    assert hidden.shown(data) == {
+    assert hidden.redacted(data) == {
         "user": "alice",
         "Password": HIDDEN,
         "inner": [{"password": HIDDEN}, {"api_key": HIDDEN}],
@@ -44,15 +44,15 @@ def test_a_name_is_hidden_at_any_depth_and_a_path_where_something_ends_so() -> N
 
 
 def test_nothing_stays_nothing() -> None:
-    assert Redaction(["password"]).shown({"password": None}) == {"password": None}
-    assert Redaction().shown({"password": "p"}) == {"password": "p"}
+    assert Redaction(["password"]).redacted({"password": None}) == {"password": None}
+    assert Redaction().redacted({"password": "p"}) == {"password": "p"}
     assert not Redaction()
 
 
 def test_arguments_without_names_have_places() -> None:
     patterns = placed(["token", "card.number", "pass*"], ["user", "token", "card", "password"])
     assert patterns == ("@1", "@2.number", "@3")
-    arguments, keywords = Redaction(patterns).call_shown(["alice", "t", {"number": 1, "holder": 2}], {"x": 1})
+    arguments, keywords = Redaction(patterns).redacted_call(["alice", "t", {"number": 1, "holder": 2}], {"x": 1})
     assert (arguments, keywords) == (["alice", HIDDEN, {"number": HIDDEN, "holder": 2}], {"x": 1})
 
 
@@ -98,7 +98,7 @@ def test_where_secrets_cannot_all_be_found_every_text_is_hidden(given: dict[str,
 def test_a_value_is_hidden_under_any_name() -> None:
     hidden = Redaction(["token"], ["tok-1", "123456"])
     data = {"session": "tok-1", "note": ["Bearer tok-1", 123456, 1234567, b"x tok-1"], "tok-1": None, "user": "eve"}
-    assert hidden.shown(data) == {
+    assert hidden.redacted(data) == {
         "session": HIDDEN,
         "note": [f"Bearer {HIDDEN}", HIDDEN, 1234567, HIDDEN],
         HIDDEN: None,
@@ -106,7 +106,7 @@ def test_a_value_is_hidden_under_any_name() -> None:
     }
     assert hidden.text("no tok-1 here") == f"no {HIDDEN} here"
     assert hidden.named("Token", "x") == HIDDEN
-    assert Redaction(is_whole=True).shown({"a": [1, None], "b": "x"}) == {"a": [HIDDEN, None], "b": HIDDEN}
+    assert Redaction(is_whole=True).redacted({"a": [1, None], "b": "x"}) == {"a": [HIDDEN, None], "b": HIDDEN}
 
 
 def test_a_family_that_cannot_be_looked_through_is_hidden_as_a_whole() -> None:
@@ -118,9 +118,9 @@ def test_a_family_that_cannot_be_looked_through_is_hidden_as_a_whole() -> None:
         False,
     )
     told = {"a": "tok-1", "b": "tok-2", "c": "tok-3", "user": "eve"}
-    assert inherited(known, ()).shown(told) == {"a": HIDDEN, "b": HIDDEN, "c": HIDDEN, "user": "eve"}
-    assert inherited(known._replace(is_partial=True), ()).shown(told) == dict.fromkeys(told, HIDDEN)
-    assert inherited(known._replace(is_partial=True), (), ["b"]).shown(told) == told | {"b": HIDDEN}
+    assert inherited(known, ()).redacted(told) == {"a": HIDDEN, "b": HIDDEN, "c": HIDDEN, "user": "eve"}
+    assert inherited(known._replace(is_partial=True), ()).redacted(told) == dict.fromkeys(told, HIDDEN)
+    assert inherited(known._replace(is_partial=True), (), ["b"]).redacted(told) == told | {"b": HIDDEN}
 
 
 class Said(NamedTuple):
@@ -202,7 +202,7 @@ def test_follow_ups_inherit_what_the_task_hides() -> None:
 
 
 def test_a_setting_is_a_text_or_a_list() -> None:
-    assert words("password, card.*  token") == ("password", "card.*", "token")
+    assert split_patterns("password, card.*  token") == ("password", "card.*", "token")
     assert load_settings(environ={}, redact=["password", "card.*"]).redact == "password, card.*"
     assert load_settings(environ={"ORCHESTRATOR_REDACT": "a,b"}).redact == "a,b"
 
@@ -216,9 +216,9 @@ def test_a_task_carries_what_is_secret_in_it_and_one_without_carries_nothing() -
     @app.task
     def plain(user: str) -> None: ...
 
-    carried = login._redacting_options.travelling(1.0)
+    carried = login._redacting_options.to_task_options(1.0)
     assert (carried.redact, carried.inherited) == (("token", "@1", "@2"), ("password",))
-    carried = plain._redacting_options.travelling(1.0)
+    carried = plain._redacting_options.to_task_options(1.0)
     assert (carried.redact, carried.inherited) == ((), ("password",)), "a field of an argument may be named so"
     unset = Orchestrator(load_settings(environ={})).task(name="unset")(lambda: None)
     assert unset._place((), {}).options is None

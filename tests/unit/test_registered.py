@@ -11,11 +11,11 @@ import pytest
 
 from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, TaskContext
 from orchestrator.domain.dag.definition import Definition, Hook, Param, Registered, Step
-from orchestrator.domain.problems import MOST_PROBLEMS
+from orchestrator.domain.problems import MAX_PROBLEMS
 from orchestrator.sdk.dag import registered as registered_module
 from orchestrator.sdk.dag.definitions import completed, loads
 from orchestrator.sdk.dag.document import to_yaml
-from orchestrator.sdk.dag.registered import take_over
+from orchestrator.sdk.dag.registered import copy_task_options
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def app() -> Orchestrator:
 
 
 def take(app: Orchestrator, *steps: Step, **parts: Any) -> Definition:
-    return completed(Definition(name="flow", steps=steps, **parts), "flow", partial(take_over, tasks=app.tasks))
+    return completed(Definition(name="flow", steps=steps, **parts), "flow", partial(copy_task_options, tasks=app.tasks))
 
 
 def registered(app: Orchestrator, step: Step) -> Registered | None:
@@ -62,9 +62,9 @@ def test_what_is_taken_over(app: Orchestrator) -> None:
     assert found == Registered(options={"retry": {"max": 2}, "concurrency": 2}, queue="far", priority=3, key="7")
     again = take(app, Step(name="a", task="routed"))
     app.tasks.clear()
-    assert take_over(again, {}) == (again, []), "without tasks, all is left alone"
+    assert copy_task_options(again, {}) == (again, []), "without tasks, all is left alone"
     app.task(name="another")(lambda: None)
-    assert take_over(again, app.tasks, ["routed"]) == (again, []), "and so is what another application has"
+    assert copy_task_options(again, app.tasks, ["routed"]) == (again, []), "and so is what another application has"
 
 
 def test_what_a_task_has_no_parameter_for_is_not_sent_to_it(app: Orchestrator) -> None:
@@ -159,7 +159,7 @@ def test_tasks_and_inputs_that_do_not_fit_the_application(app: Orchestrator, fil
     def resize(path: str, width: int = 100) -> None: ...
 
     with pytest.raises(InvalidWorkflow, match=f"^{re.escape(message)}|: {re.escape(message)}"):
-        loads(f"name: flow\ntasks:\n  {file}\n", "f.yaml", partial(take_over, tasks=app.tasks))
+        loads(f"name: flow\ntasks:\n  {file}\n", "f.yaml", partial(copy_task_options, tasks=app.tasks))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_tasks_and_inputs_that_fit(app: Orchestrator, file: str) -> None:
     app.task(name="shop.find")(lambda: None)
     app.task(name="shop.each")(lambda item: item)
     app.task(name="shop.any")(lambda **given: given)
-    loads(f"name: flow\ntasks: {file}", "f.yaml", partial(take_over, tasks=app.tasks))
+    loads(f"name: flow\ntasks: {file}", "f.yaml", partial(copy_task_options, tasks=app.tasks))
 
 
 def test_an_unknown_task_of_a_hook(app: Orchestrator) -> None:
@@ -212,7 +212,7 @@ def test_of_thousands_of_unknown_tasks_the_first_are_looked_for(
     steps = tuple(Step(name=f"s{number}", task=f"t{number}") for number in range(5_000))
     with pytest.raises(InvalidWorkflow, match=r"the application has no task 't0'(?s:.*)… and \d+ more\."):
         take(app, *steps)
-    assert len(looked) <= MOST_PROBLEMS
+    assert len(looked) <= MAX_PROBLEMS
 
 
 def test_a_hook_is_patient_unless_its_task_says_otherwise(app: Orchestrator) -> None:
@@ -234,7 +234,7 @@ def test_a_hook_is_patient_unless_its_task_says_otherwise(app: Orchestrator) -> 
 def test_a_file_says_nothing_of_it(app: Orchestrator) -> None:
     app.task(name="t", concurrency=2)(lambda: None)
     plain = Definition(name="flow", steps=(Step(name="a", task="t", concurrency_key="${run.id}"),))
-    taken, _ = take_over(plain, app.tasks)
+    taken, _ = copy_task_options(plain, app.tasks)
     assert loads(to_yaml(taken)) == plain
     assert "registered:" in to_yaml(taken, registered=True)
 

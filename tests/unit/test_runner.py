@@ -264,7 +264,7 @@ def test_an_output_for_which_the_store_has_no_room_waits_and_is_handed_back_at_l
     try:
         with ThreadPoolExecutor(1) as threads:
             report = threads.submit(run)
-            eventually(lambda: runner._results._outage.lasts, "that it waits")
+            eventually(lambda: runner._results._outage.is_ongoing, "that it waits")
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             done = report.result(60)
         assert isinstance(done, Succeeded)

@@ -183,7 +183,7 @@ def test_a_schedule_fires_from_its_start_on_and_before_its_end() -> None:
     found = list(fires(schedule, utc("2026-01-01"), utc("2027-01-01")))
     assert [f"{fire:%d %H:%M}" for fire in found] == ["28 23:00", "01 23:00", "02 23:00"]
     assert next_fire(schedule, utc("2026-03-03")) is None
-    assert schedule.words() == "0 0 * * *, from 2026-03-01, before 2026-03-04"
+    assert schedule.description() == "0 0 * * *, from 2026-03-01, before 2026-03-04"
 
 
 def test_an_interval_keeps_its_beat_whenever_it_starts() -> None:

@@ -56,7 +56,7 @@ def test_it_runs_as_it_is_registered() -> None:
     registered = definition.steps[0].registered
     assert registered is not None
     options = msgspec.convert(registered.options, TaskOptions)
-    assert options == app.tasks["clean"]._call_options.travelling(1.0)
+    assert options == app.tasks["clean"]._call_options.to_task_options(1.0)
     assert [options.retry.backoff, options.timeout, options.isolation, options.concurrency] == [
         "constant",
         9.0,

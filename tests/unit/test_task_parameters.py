@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchestrator.domain.tasks.parameters import Misfit, Parameter, by_name, check_call, signature_of
+from orchestrator.domain.tasks.parameters import Mismatch, Parameter, by_name, check_call, signature_of
 from orchestrator.sdk.tasks import parameters as announcing
 from orchestrator.sdk.tasks.context import TaskContext
 from orchestrator.sdk.tasks.parameters import announced_parameters
@@ -60,7 +60,7 @@ def test_as_many_tasks_are_announced_as_fit(monkeypatch: pytest.MonkeyPatch) -> 
 def test_arguments_that_do_not_fit_are_refused_where_they_stand(
     args: list[Any], kwargs: dict[str, Any], field: str, said: str
 ) -> None:
-    with pytest.raises(Misfit, match=said) as refused:
+    with pytest.raises(Mismatch, match=said) as refused:
         check_call(announced(resize), args, kwargs)
     assert refused.value.field == field
     assert "Expected (path: str, /, width: int = 200" in str(refused.value)

@@ -88,7 +88,7 @@ def test_a_soft_timeout_comes_before_the_timeout() -> None:
 
     with pytest.raises(InvalidTask, match="expected less than the timeout"):
         job.options(timeout=3)
-    options = job.options(timeout=30)._call_options.travelling(1.0)
+    options = job.options(timeout=30)._call_options.to_task_options(1.0)
     assert (options.timeout, options.soft_timeout) == (30.0, 8.0)
 
 

@@ -50,7 +50,7 @@ class Barred(Exception):
     """The worker's operator does not allow this address."""
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """The parts of an address, and its TLS settings."""
 
     host: str
@@ -63,7 +63,7 @@ class Place(NamedTuple):
     """The name in the server's certificate, if it differs from the host."""
 
     @classmethod
-    def of(cls, url: str, tls: ssl.SSLContext | None = None, server_name: str = "") -> Place:
+    def of(cls, url: str, tls: ssl.SSLContext | None = None, server_name: str = "") -> Endpoint:
         """Split an address that has been checked."""
         parts = urlsplit(url)
         path, is_secure = quote(parts.path.rstrip("/"), safe=_UNQUOTED), parts.scheme == "https"
@@ -104,7 +104,7 @@ class Answer:
 class Incoming:
     """An answer whose head has arrived. Its body is read in parts as they arrive."""
 
-    def __init__(self, place: Place, protocol: h11.Connection, reader: asyncio.StreamReader) -> None:
+    def __init__(self, place: Endpoint, protocol: h11.Connection, reader: asyncio.StreamReader) -> None:
         self._place = place
         self._protocol = protocol
         self._reader = reader
@@ -129,13 +129,13 @@ class Incoming:
             return bytes(event.data)
         raise StopAsyncIteration
 
-    async def whole(self, largest: int) -> Answer:
-        """Return the whole answer. Raise TooLarge if the body has more than `largest` bytes."""
+    async def read_body(self, max_size: int) -> Answer:
+        """Return the whole answer. Raise TooLarge if the body has more than `max_size` bytes."""
         parts, size = list[bytes](), 0
         async for part in self:
             size += len(part)
-            if size > largest:
-                raise TooLarge(f"{self._place.authority} answered with more than {largest:,} bytes")
+            if size > max_size:
+                raise TooLarge(f"{self._place.authority} answered with more than {max_size:,} bytes")
             parts.append(part)
         return replace(self.head, body=b"".join(parts))
 
@@ -159,14 +159,16 @@ class Incoming:
                 raise Unanswered(f"the connection to {self._place.authority} broke: {_reason(error)}") from error
 
 
-async def ask(place: Place, request: Request, *, largest: int, allowed: Destinations | None = None) -> Answer:
-    """Send a request, and return the answer, of at most `largest` bytes. Cancellation closes the connection."""
-    async with opened(place, request, allowed=allowed) as incoming:
-        return await incoming.whole(largest)
+async def ask(place: Endpoint, request: Request, *, max_size: int, allowed: Destinations | None = None) -> Answer:
+    """Send a request, and return the answer, of at most `max_size` bytes. Cancellation closes the connection."""
+    async with open_response(place, request, allowed=allowed) as incoming:
+        return await incoming.read_body(max_size)
 
 
 @asynccontextmanager
-async def opened(place: Place, request: Request, *, allowed: Destinations | None = None) -> AsyncIterator[Incoming]:
+async def open_response(
+    place: Endpoint, request: Request, *, allowed: Destinations | None = None
+) -> AsyncIterator[Incoming]:
     """Send a request, and yield the answer when its head has arrived. The connection is closed afterwards.
 
     With `allowed`, the host must be one of these destinations.
@@ -185,7 +187,7 @@ async def opened(place: Place, request: Request, *, allowed: Destinations | None
             writer.transport.abort()  # the rest is not sent
 
 
-def _encode(protocol: h11.Connection, place: Place, request: Request) -> bytes:
+def _encode(protocol: h11.Connection, place: Endpoint, request: Request) -> bytes:
     headers = [
         ("Host", place.authority),
         ("Accept", "application/json"),
@@ -202,7 +204,7 @@ def _encode(protocol: h11.Connection, place: Place, request: Request) -> bytes:
     return data
 
 
-async def _resolve(place: Place, allowed: Destinations | None) -> Sequence[str]:
+async def _resolve(place: Endpoint, allowed: Destinations | None) -> Sequence[str]:
     """Return the addresses of a host that may be reached, in the system's order."""
     loop = asyncio.get_running_loop()
     try:
@@ -222,7 +224,7 @@ async def _resolve(place: Place, allowed: Destinations | None) -> Sequence[str]:
     return reachable
 
 
-async def _connect(place: Place, addresses: Sequence[str]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _connect(place: Endpoint, addresses: Sequence[str]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to the first of these checked addresses that accepts. The name is not resolved again."""
     tls = (place.tls or _tls()) if place.is_secure else None
     name = (place.server_name or place.host) if place.is_secure else None

@@ -36,7 +36,15 @@ from orchestrator.references import may_hold_references
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.executors import registry
 from orchestrator.workers.executors.listener import Listener
-from orchestrator.workers.executors.protocol import Executor, Expiring, Gone, Setup, Telling, Unequipped, Unreachable
+from orchestrator.workers.executors.protocol import (
+    BuffersOutput,
+    Executor,
+    Expiring,
+    Gone,
+    Setup,
+    Unequipped,
+    Unreachable,
+)
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.reporting.task_log import TaskLog
 from orchestrator.workers.running.job import Job, Stage
@@ -285,7 +293,7 @@ class Driver:
             extra=job.fields,
         )
         reason = "its executor lacks something here"
-        self._end(job, Returned(job.dispatch.id, job.dispatch.attempt, reason, _RETURN_DELAY, call.means))
+        self._end(job, Returned(job.dispatch.id, job.dispatch.attempt, reason, _RETURN_DELAY, call.requirement))
 
     async def _watch(self, watched: _Watched, limit: asyncio.Timeout) -> Outcome:
         """Submit the execution unless that was done, and return its outcome."""
@@ -326,8 +334,8 @@ class Driver:
         try:
             async with asyncio.timeout(_CANCEL_TIMEOUT):
                 await self._retry_unreachable(watched, lambda: executor.cancel(execution, watched.external_id))
-                if watched.listener is not None and isinstance(executor, Telling):
-                    await executor.pass_on_rest(execution, watched.external_id, watched.listener)
+                if watched.listener is not None and isinstance(executor, BuffersOutput):
+                    await executor.drain_output(execution, watched.external_id, watched.listener)
         except Exception as error:  # noqa: BLE001  # any error of an executor; nothing waits for this task
             log.error("execution.not_cancelled execution=%s error=%r", execution.name, error, extra=watched.job.fields)
 

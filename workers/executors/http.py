@@ -17,7 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 from urllib.parse import quote
 
-from orchestrator.domain.executors.builtin import Http, Passed, read_answer, request_body, said_lines, service_of
+from orchestrator.domain.executors.builtin import (
+    Http,
+    TryAnotherWorker,
+    log_lines,
+    read_answer,
+    request_body,
+    service_of,
+)
 from orchestrator.domain.executors.options import Broken, Execution, Outcome
 from orchestrator.domain.executors.services import ServiceWorker, in_order
 from orchestrator.domain.tasks.destinations import Destinations, parse_destinations
@@ -26,7 +33,7 @@ from orchestrator.settings import Settings
 from orchestrator.transport import announcements
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import Keys
-from orchestrator.workers.executors.asking import Barred, Place, Request, TooLarge, Unanswered, Unreadable, ask
+from orchestrator.workers.executors.asking import Barred, Endpoint, Request, TooLarge, Unanswered, Unreadable, ask
 from orchestrator.workers.executors.protocol import Setup, Unreachable, Watcher, finished
 
 _NO_WORKER = "nobody yet"
@@ -127,7 +134,7 @@ class HttpExecutor:
                     return await self._request(execution, worker, service, body, watcher)
                 except Barred as error:
                     return Broken("NotAllowed", f"{worker.url}: {error}. The worker's operator can allow it.", False)
-                except (Unanswered, Passed) as error:
+                except (Unanswered, TryAnotherWorker) as error:
                     reason, tries = str(error), tries + 1
                     watcher.log(f"{service}: {reason}", level="warning")
                 if options.max_attempts is not None and tries >= options.max_attempts:
@@ -155,7 +162,7 @@ class HttpExecutor:
         with contextlib.suppress(Unanswered, Unreadable, TooLarge, Barred, TimeoutError):
             async with asyncio.timeout(_CANCEL_TIMEOUT):
                 request = Request("DELETE", path, headers=self._headers(options))
-                await ask(Place.of(url), request, largest=_ENVELOPE, allowed=self._destinations(options))
+                await ask(Endpoint.of(url), request, max_size=_ENVELOPE, allowed=self._destinations(options))
 
     async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
         """Forget the service worker of an execution."""
@@ -175,8 +182,8 @@ class HttpExecutor:
         request = Request("POST", _path(service), body, self._headers(options))
         try:
             async with asyncio.timeout(options.request_timeout):
-                place, destinations = Place.of(worker.url), self._destinations(options)
-                reply = await ask(place, request, largest=self._max_answer, allowed=destinations)
+                place, destinations = Endpoint.of(worker.url), self._destinations(options)
+                reply = await ask(place, request, max_size=self._max_answer, allowed=destinations)
         except TimeoutError:
             raise Unanswered(f"{name} did not answer within {options.request_timeout:g} s") from None
         except Unreadable as error:
@@ -185,7 +192,7 @@ class HttpExecutor:
             return Broken("AnswerTooLarge", f"{error}, which is what the setting max_payload allows.", retryable=False)
         finally:
             self._book.end(worker.id)
-        if lines := said_lines(reply.body):
+        if lines := log_lines(reply.body):
             watcher.log("\n".join(lines))
         if reply.status == 413:
             return Broken("RequestTooLarge", f"{name} does not take a request of {len(body):,} bytes.", retryable=False)

@@ -43,7 +43,7 @@ class _Status(msgspec.Struct, frozen=True, kw_only=True):
     error: _Error | None = None
 
 
-class LeftOutputs:
+class ExecutionFolders:
     """The folders of a worker's executions."""
 
     def __init__(self, settings: Settings) -> None:

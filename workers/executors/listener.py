@@ -7,7 +7,7 @@ import time
 
 from orchestrator.domain.redaction import scrub
 from orchestrator.transport.codec import LogLine, ProgressMark
-from orchestrator.workers.reporting.lines import LONGEST, blocks
+from orchestrator.workers.reporting.lines import MAX_LINE_LENGTH, blocks
 from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.task_runtime import Outbox
 
@@ -33,11 +33,13 @@ class Listener:
         if self._job.stage is Stage.RUNNING:
             fraction = min(1.0, max(0.0, done / total if total else done))
             text = scrub(message, self._job.secrets)
-            self._outbox.mark(self._job.dispatch.id, ProgressMark(self._job.dispatch.attempt, fraction, text))
+            self._outbox.publish_progress(
+                self._job.dispatch.id, ProgressMark(self._job.dispatch.attempt, fraction, text)
+            )
 
 
 def _split_long(block: str) -> str:
     """Split a line that is too long into several. Whole lines stay as they are."""
-    if len(block) <= LONGEST:
+    if len(block) <= MAX_LINE_LENGTH:
         return block
-    return "\n".join([block[start : start + LONGEST] for start in range(0, len(block), LONGEST)])
+    return "\n".join([block[start : start + MAX_LINE_LENGTH] for start in range(0, len(block), MAX_LINE_LENGTH)])

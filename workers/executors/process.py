@@ -25,9 +25,9 @@ import msgspec
 
 from orchestrator.domain.executors.builtin import Process
 from orchestrator.domain.executors.options import Broken, Execution, ExecutorOptions, Finished, Outcome, strict_json
-from orchestrator.domain.executors.record import is_one_of
-from orchestrator.domain.plain import MOST_LEVELS, is_too_deep
-from orchestrator.environment import PASSED_ON
+from orchestrator.domain.executors.record import matches_program
+from orchestrator.domain.plain import MAX_LEVELS, is_too_deep
+from orchestrator.environment import INHERITED_VARIABLES
 from orchestrator.errors import ConfigurationError, GiveUp
 from orchestrator.workers.executors.keeping import (
     KILLED,
@@ -91,7 +91,7 @@ class ProcessExecutor:
             await self._call(partial(spool.prepare, input, execution.specification))
             environment, command = _environment(execution, options, spool), [program, *options.command[1:]]
             if account is not None:
-                await self._call(partial(spool.hand_over, account.uid, account.gid))
+                await self._call(partial(spool.grant_access, account.uid, account.gid))
                 environment, command = {**environment, "HOME": account.home, **options.env}, [*account.prefix, *command]
             keeper = await begin(spool, options, command, environment)
         return f"{self._host} {keeper.pid} {keeper.started or '-'} {spool.folder}"
@@ -142,7 +142,7 @@ class ProcessExecutor:
         else:
             keeper.signal_group(signal.SIGKILL)  # processes that the command has left behind
 
-    async def pass_on_rest(self, execution: Execution, external_id: str, watcher: Watcher) -> None:
+    async def drain_output(self, execution: Execution, external_id: str, watcher: Watcher) -> None:
         """Log the remaining output of a command that was canceled or timed out."""
         if external_id.partition(" ")[0] == self._host:
             await self._read_rest(self._spool(execution, external_id), watcher)
@@ -225,7 +225,9 @@ class ProcessExecutor:
 
     def _program(self, program: str) -> str:
         """Return the path of a program, if the program is allowed and exists."""
-        patterns = [] if ".." in program.split("/") else [name for name in self._commands if is_one_of(program, name)]
+        patterns = (
+            [] if ".." in program.split("/") else [name for name in self._commands if matches_program(program, name)]
+        )
         if not patterns:
             allowed = ", ".join(self._commands) or "no program"
             raise GiveUp(
@@ -282,7 +284,9 @@ def _is_inside(program: str, real: str, pattern: str) -> bool:
     """Return whether a program lies in the pattern's folder after following links, or is named in full."""
     folder, slash, names = pattern.rpartition("/")
     return (
-        program == pattern or not slash or is_one_of(real, f"{os.path.realpath(folder or slash).rstrip(slash)}/{names}")
+        program == pattern
+        or not slash
+        or matches_program(real, f"{os.path.realpath(folder or slash).rstrip(slash)}/{names}")
     )
 
 
@@ -299,7 +303,7 @@ def _parse_output(data: bytes) -> Outcome:
             raise RecursionError
         return Finished(output)
     except RecursionError:
-        reason = f"What the command wrote to stdout is nested more than {MOST_LEVELS} levels deep."
+        reason = f"What the command wrote to stdout is nested more than {MAX_LEVELS} levels deep."
         return Broken("UnreadableOutput", reason, retryable=False)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         excerpt = data[:200].decode(errors="replace")
@@ -316,7 +320,7 @@ def _input(execution: Execution) -> Any:
 
 
 def _environment(execution: Execution, options: Process, spool: Spool) -> dict[str, str]:
-    inherited = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    inherited = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     variables = {
         "TASK_SPEC_PATH": str(spool.folder / "spec.json"),
         "TASK_EXECUTION": execution.name,

@@ -95,10 +95,10 @@ class Executor(Protocol):
 
 
 @runtime_checkable
-class Telling(Protocol):
+class BuffersOutput(Protocol):
     """An executor that stores output of the work until it is read."""
 
-    async def pass_on_rest(self, execution: Execution, external_id: str, watcher: Watcher) -> None:
+    async def drain_output(self, execution: Execution, external_id: str, watcher: Watcher) -> None:
         """Pass the remaining output to the watcher, after the work was canceled or timed out, and has ended."""
 
 
@@ -152,12 +152,12 @@ def raised(traceback: str, default: str) -> tuple[str, str]:
 Seen = TypeVar("Seen")
 
 
-class Looks(Generic[Seen]):
+class Poller(Generic[Seen]):
     """Polls all watched executions in one call, and stops while there are none."""
 
-    def __init__(self, look: Callable[[Collection[str]], Awaitable[Mapping[str, Seen]]], every: float) -> None:
-        self._poll = look
-        self._every = every
+    def __init__(self, poll: Callable[[Collection[str]], Awaitable[Mapping[str, Seen]]], interval: float) -> None:
+        self._poll = poll
+        self._interval = interval
         self._pending: dict[str, asyncio.Future[Seen | Exception | None]] = {}
         self._polling: asyncio.Task[None] | None = None
 
@@ -196,4 +196,4 @@ class Looks(Generic[Seen]):
             for name, future in pending.items():
                 if not future.done():
                     future.set_result(seen if isinstance(seen, Exception) else seen.get(name))
-            await asyncio.sleep(self._every)
+            await asyncio.sleep(self._interval)

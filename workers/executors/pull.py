@@ -19,7 +19,7 @@ from uuid import UUID
 
 import msgspec
 
-from orchestrator.domain.executors.builtin import LARGEST_BODY, Pull, reported, request_body, said_lines
+from orchestrator.domain.executors.builtin import MAX_BODY, Pull, log_lines, reported, request_body
 from orchestrator.domain.executors.builtin import service_of_pull as service_of
 from orchestrator.domain.executors.options import Broken, Execution, Outcome
 from orchestrator.errors import PayloadError, Unavailable
@@ -73,10 +73,10 @@ class PullExecutor:
         options, stored = _options(execution), b""
         body = request_body(execution, options.params)
         if self._payloads is not None and len(body) > self._payloads.inline:
-            if len(body) > LARGEST_BODY:
+            if len(body) > MAX_BODY:
                 raise PayloadError(
                     f"What task {execution.task!r} offers has {len(body):,} bytes as JSON, and who pulls is given at "
-                    f"most {LARGEST_BODY:,}. Pass a reference to the data instead."
+                    f"most {MAX_BODY:,}. Pass a reference to the data instead."
                 )
             run = None if execution.run_id is None else UUID(execution.run_id).bytes
             stored = self._payloads.arguments(body, UUID(execution.task_id).bytes, run)
@@ -106,7 +106,7 @@ class PullExecutor:
                     progress = msgspec.json.decode(seen.progress)
                     watcher.progress(progress["fraction"], message=progress["text"])
                 if seen.state == "done":
-                    if lines := said_lines(seen.outcome):
+                    if lines := log_lines(seen.outcome):
                         watcher.log("\n".join(lines))
                     return _outcome(seen)
                 if seen.state == "lost":
@@ -180,7 +180,7 @@ class PullExecutor:
             self._wakeup.clear()
             silent = {name: beat for name in names if (beat := self._last_beat(name))}
             try:
-                states: dict[str, State] | Unreachable = await self._call(partial(self._pulls.look, names, silent))
+                states: dict[str, State] | Unreachable = await self._call(partial(self._pulls.poll, names, silent))
             except Unreachable as error:
                 states = error
             for name in names:

@@ -19,13 +19,13 @@ import msgspec
 from orchestrator.errors import GiveUp
 from orchestrator.workers.executors.asking import (
     Answer,
+    Endpoint,
     Incoming,
-    Place,
     Request,
     TooLarge,
     Unanswered,
     Unreadable,
-    opened,
+    open_response,
 )
 from orchestrator.workers.executors.protocol import Unreachable
 
@@ -59,7 +59,7 @@ class Api:
     """Headers of every request."""
     timeout: float = TIMEOUT
     """Seconds within which the answer must arrive, or its beginning if it is read line by line."""
-    largest: int = 64_000_000
+    max_size: int = 64_000_000
     """Bytes of an answer, or of one line, at most."""
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_CONCURRENT), compare=False)
 
@@ -84,8 +84,8 @@ class Api:
                     return answer
 
     async def _answer(self, request: Request) -> Answer:
-        async with opened(self._place, request) as incoming:
-            return await incoming.whole(self.largest)
+        async with open_response(self._place, request) as incoming:
+            return await incoming.read_body(self.max_size)
 
     def _may_retry(self, answer: Answer, token: str) -> bool:
         """Return whether a request was refused because of its token, and another token may be available."""
@@ -104,8 +104,8 @@ class Api:
                 async with asyncio.timeout(self.timeout):
                     token = await self._token()
                     request = self._request("GET", path, query, token)
-                    incoming = await stack.enter_async_context(opened(self._place, request))
-                    refusal = None if incoming.head.status == 200 else await incoming.whole(self.largest)
+                    incoming = await stack.enter_async_context(open_response(self._place, request))
+                    refusal = None if incoming.head.status == 200 else await incoming.read_body(self.max_size)
                     if refusal is not None:
                         self._may_retry(refusal, token)  # readers of lines connect again
             if refusal is None:
@@ -132,14 +132,14 @@ class Api:
                 line_parts, size = [], 0
             line_parts.append(last)
             size += len(last)
-            if size > self.largest:
-                raise TooLarge(f"{self.url} sent a line of more than {self.largest:,} bytes")
+            if size > self.max_size:
+                raise TooLarge(f"{self.url} sent a line of more than {self.max_size:,} bytes")
         if last_line := b"".join(line_parts):
             yield last_line
 
     @property
-    def _place(self) -> Place:
-        return Place.of(self.url, self.tls, self.server_name or "")
+    def _place(self) -> Endpoint:
+        return Endpoint.of(self.url, self.tls, self.server_name or "")
 
     async def _token(self) -> str:
         return "" if self.token is None else await self.token()

@@ -87,7 +87,7 @@ class Spool:
         for path in (self.stderr, self.stdout):
             path.touch(0o600)
 
-    def hand_over(self, uid: int, gid: int) -> None:
+    def grant_access(self, uid: int, gid: int) -> None:
         """Give another user access to run the command: to its working directory and its specification."""
         for folder in (self.folder.parent, self.folder):
             folder.chmod(0o711)

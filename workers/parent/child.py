@@ -20,7 +20,7 @@ from orchestrator.domain.tasks.outcomes import Report
 from orchestrator.domain.tasks.task import Failed, Lost, Returned, TaskError
 from orchestrator.entry_points import EXECUTORS, own_plugins
 from orchestrator.errors import TaskTimeout
-from orchestrator.memory import settle
+from orchestrator.memory import freeze_before_fork
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.settings import Settings
@@ -277,7 +277,7 @@ def prepare_forks(spec: WorkerSpec) -> None:
     if spec.executions:
         for name in own_plugins(EXECUTORS):
             plugin_of(name)
-    settle()
+    freeze_before_fork()
 
 
 def start_child(

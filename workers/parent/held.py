@@ -303,7 +303,9 @@ class EndedProcesses:
     def report(self) -> None:
         """Sign the processes off and send the reports, as far as Redis takes them."""
         if self._ended:
-            self._streams.leave(list(self._ended), [worker for worker, in_order in self._ended.items() if in_order])
+            self._streams.deregister(
+                list(self._ended), [worker for worker, in_order in self._ended.items() if in_order]
+            )
             self._ended = {}
         while self._reports:
             generation = self._streams.generation()

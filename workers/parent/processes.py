@@ -72,7 +72,7 @@ def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
         os._exit(1)
 
 
-def ending(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Describe an exit code as `subprocess` returns it: `exit code 3`, `signal 9 (SIGKILL)`."""
     if code >= 0:
         return f"exit code {code}"

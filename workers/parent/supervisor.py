@@ -23,7 +23,7 @@ from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger, retry_log
 from orchestrator.terminal_safe import without_password
 from orchestrator.transport.codec import Order
-from orchestrator.transport.connection import UNAVAILABLE, awaited, connect, describe
+from orchestrator.transport.connection import UNAVAILABLE, connect, describe, prerequisite
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.parent.beating import Heartbeats
@@ -32,7 +32,7 @@ from orchestrator.workers.parent.child import Child, prepare_forks, start_child
 from orchestrator.workers.parent.held import EndedProcesses, Farewell
 from orchestrator.workers.parent.messages import Command, FirstToReport, Hello, Leaving
 from orchestrator.workers.parent.observed import ObservedWorker
-from orchestrator.workers.parent.processes import cheap_resident_memory, ending, format_memory, resident_memory
+from orchestrator.workers.parent.processes import cheap_resident_memory, describe_exit, format_memory, resident_memory
 from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, max_processes, plan
 from orchestrator.workers.parent.signal_wakeup import SignalWakeup
 from orchestrator.workers.spec import WorkerSpec
@@ -51,7 +51,7 @@ def run_worker(spec: WorkerSpec, settings: Settings) -> int:
     """Run a worker until it is stopped. Return the exit code."""
     url = settings.require_redis()
     log.info("worker.started app=%s redis=%s", spec.app, without_password(url))
-    prerequisites = Prerequisites(log, [awaited(connect(url))])
+    prerequisites = Prerequisites(log, [prerequisite(connect(url))])
     supervisor = Supervisor(spec, settings)
     with supervisor.observed.served_by_thread():  # the thread ends before anything is forked
         if not prerequisites.wait():
@@ -293,7 +293,7 @@ class Supervisor:
             self._inbox.remove(child.worker)
             farewell = child.held.farewell
             in_order = farewell in (Farewell.FINISHED, Farewell.UNFINISHED)
-            died_of = ending(os.waitstatus_to_exitcode(status))
+            died_of = describe_exit(os.waitstatus_to_exitcode(status))
             reports = child.final_reports(now, died_of)
             handed_back = sum(isinstance(report, Returned) for report in reports)
             self.observed.handed_back += child.held.handed_back + handed_back

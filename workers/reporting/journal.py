@@ -48,7 +48,7 @@ class Journal:
         self._check_at = 0.0
         self._is_near_full = False
 
-    def mark(self, task: bytes, mark: ProgressMark) -> None:
+    def publish_progress(self, task: bytes, mark: ProgressMark) -> None:
         """Record the progress of a task. Ignored in a fork made by the task."""
         if is_fork():
             return

@@ -76,7 +76,7 @@ def split(backlog: list[PendingReport], largest: int = BATCH_BYTES) -> tuple[lis
 
 SECONDS = 60.0
 """Seconds for which every report is kept: how far a standby may lag behind."""
-LONGEST = 3600.0
+MAX_KEPT_SECONDS = 3600.0
 """Seconds for which the enqueues of a running attempt are kept, at most. Older tasks may have ended and been deleted;
 sending them again would run them again."""
 MAX_BYTES = 8_000_000
@@ -161,7 +161,7 @@ class KeptReports:
         """Drop entries that are too old and, if there are too many, the oldest."""
         while self._open_bytes > self._max_bytes:
             self._count_dropped(len(self._take(next(iter(self._open)))), now)
-        while self._open and next(iter(self._open.values())).since < now - LONGEST:
+        while self._open and next(iter(self._open.values())).since < now - MAX_KEPT_SECONDS:
             self._close(next(iter(self._open)), now)
         while self._recent and self._recent[0][0] < now - SECONDS:
             self._drop_oldest()

@@ -26,7 +26,7 @@ DROPPED = "dropped"
 BY_LINE = ""
 """Level of a text whose lines each get their own level: `warning` if the line contains "error", else `info`."""
 
-LONGEST = 10_000
+MAX_LINE_LENGTH = 10_000
 """Characters of one line, at most."""
 _MIN_AVERAGE = 10
 """Bytes per line from which the line limit derives: `log_limit` divided by this number."""
@@ -169,7 +169,7 @@ class Lines:
     def add(self, job: Job, line: LogLine) -> None:
         """Add a line, or count it as dropped."""
         text = line.text
-        if len(text) > LONGEST:
+        if len(text) > MAX_LINE_LENGTH:
             text = _cut(text)
             line = msgspec.structs.replace(line, text=text)
         self._add(job, _Text(line, (len(text) if text.isascii() else len(text.encode())) + 1))
@@ -308,12 +308,12 @@ class Lines:
 
 
 def blocks(text: str) -> Iterator[str]:
-    """Split a text into blocks of whole lines, of at most `LONGEST` characters unless a single line is longer."""
+    """Split a text into blocks of whole lines, of at most `MAX_LINE_LENGTH` characters unless one line is longer."""
     start, size = 0, len(text)
-    while size - start > LONGEST:
-        end = text.rfind("\n", start, start + LONGEST + 1)
+    while size - start > MAX_LINE_LENGTH:
+        end = text.rfind("\n", start, start + MAX_LINE_LENGTH + 1)
         if end < 0:
-            end = text.find("\n", start + LONGEST)
+            end = text.find("\n", start + MAX_LINE_LENGTH)
         if end < 0:
             break
         yield text[start:end]
@@ -331,4 +331,4 @@ def final_text(text: str) -> str:
 
 def _cut(text: str) -> str:
     """Cut a line to the maximum length."""
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= MAX_LINE_LENGTH else f"{text[: MAX_LINE_LENGTH - 1]}…"

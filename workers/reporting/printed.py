@@ -19,7 +19,7 @@ from orchestrator.workers.running.job import Job
 _TICK_SECONDS = 0.1
 _MAX_IMMEDIATE = 100
 _BATCH_PIECES = 2_000
-LONGEST_PIECE = 10_000
+MAX_PIECE_LENGTH = 10_000
 """Characters of an unfinished line that are buffered, at most."""
 _BURST = 2_000_000
 """Characters that an attempt may print into its worker's log without delay; beyond that, `RATE` per second."""
@@ -79,7 +79,7 @@ class PrintBuffer:
                 self._outputs.append((len(self.pieces), output))
                 self.output = output
             self.pieces.append(text)
-            if len(text) > LONGEST_PIECE or len(self.pieces) >= self.flush_at:
+            if len(text) > MAX_PIECE_LENGTH or len(self.pieces) >= self.flush_at:
                 self.flush()
 
     def flush(self, *, is_last: bool = False) -> None:
@@ -135,7 +135,7 @@ class PrintBuffer:
                     continue
                 self._truncated.discard(output)
             ended, newline, rest = text.rpartition("\n")
-            if len(rest) > LONGEST_PIECE:
+            if len(rest) > MAX_PIECE_LENGTH:
                 ended, newline, rest = text, "\n", ""
                 self._truncated.add(output)
             if rest:

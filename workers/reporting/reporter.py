@@ -42,7 +42,7 @@ from orchestrator.workers.running.threads import start_critical_thread
 
 log = get_logger("worker")
 
-_SMALLEST_BATCH_BYTES = 1_000
+_MIN_BATCH_BYTES = 1_000
 _POLL_INTERVAL = 1.0
 _KEY_RESEND_INTERVAL = 2.0
 """Seconds after which a task that enqueued another with a unique key sends the request again."""
@@ -161,7 +161,7 @@ class Reporter:
             if details is not None:
                 self._enqueue(PendingReport(Noted(job.dispatch.id, job.dispatch.attempt, details)))
 
-    def hand_over(self, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
+    def send_tasks(self, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
         """Send tasks that a running task enqueued, and wait until they are in Postgres.
 
         Return which task holds each unique key; the leader decides that a moment later.
@@ -227,7 +227,7 @@ class Reporter:
                     self._redis.failed(describe(error))
                     if isinstance(error, FULL):
                         self._make_room([*batch, *self._backlog])
-                        largest = max(_SMALLEST_BATCH_BYTES, largest // 2)  # a small batch may still fit
+                        largest = max(_MIN_BATCH_BYTES, largest // 2)  # a small batch may still fit
                     unsent, is_away = batch, True
                 self._backlog = [*unsent, *self._backlog]
                 if not (self._backlog or self._queue or self._unapplied):
@@ -257,7 +257,7 @@ class Reporter:
                     self._queue
                     or self._unapplied
                     or not self.generation
-                    or self._redis.lasts
+                    or self._redis.is_ongoing
                     or self._kept.has_questions
                 ):
                     break

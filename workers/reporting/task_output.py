@@ -26,7 +26,7 @@ from orchestrator.telemetry import LOGGER_NAME, get_logger
 from orchestrator.terminal_safe import with_styles
 from orchestrator.transport.codec import LogLine
 from orchestrator.workers.reporting.lines import final_text
-from orchestrator.workers.reporting.printed import LONGEST_PIECE, RATE, LogBudget, PrintBuffer
+from orchestrator.workers.reporting.printed import MAX_PIECE_LENGTH, RATE, LogBudget, PrintBuffer
 from orchestrator.workers.running.forks import is_fork, on_fork
 from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.task_runtime import JobRuntime
@@ -227,7 +227,7 @@ def _write_to(output: TaskOutput) -> Callable[[str], int]:
         if runtime is None or (printed := runtime.printed) is None or printed.output is not output or is_handler():
             return put(text)
         size = len(text)
-        if size > LONGEST_PIECE or text.__class__ is not str:
+        if size > MAX_PIECE_LENGTH or text.__class__ is not str:
             return put(text)
         pieces = printed.pieces
         pieces.append(text)
@@ -275,7 +275,7 @@ class TaskOutput(io.RawIOBase):
         key, size = (threading.get_ident(), self), len(text)
         text = _unfinished.pop(key, "") + text
         ended, newline, rest = text.rpartition("\n")
-        if len(rest) > LONGEST_PIECE:
+        if len(rest) > MAX_PIECE_LENGTH:
             ended, newline, rest = text, "\n", ""
         if rest:
             _unfinished[key] = rest

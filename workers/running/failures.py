@@ -13,7 +13,7 @@ from orchestrator.domain.executors.record import ExecutorCall
 from orchestrator.domain.tasks.retry import is_worth_retrying
 from orchestrator.domain.tasks.task import Failed, Returned, Succeeded, TaskError
 from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, TaskTimeout, Unavailable
-from orchestrator.payloads.keeping import MEANS, NoStore
+from orchestrator.payloads.keeping import STORE_CAPABILITY, NoStore
 from orchestrator.sdk.names import also_called, type_names
 from orchestrator.sdk.tasks.failure import at_function, describe, without_secrets
 from orchestrator.sdk.tasks.retry import Retry
@@ -130,7 +130,9 @@ class Failures:
         if self._is_new("store", kind):
             log.error("task.returned error=%s: it is tried again", error, extra=job.fields)
         if isinstance(error, NoStore):
-            return Returned(task.id, task.attempt, "no payload store", RETURN_DELAY, data_key=MEANS, begun=True)
+            return Returned(
+                task.id, task.attempt, "no payload store", RETURN_DELAY, data_key=STORE_CAPABILITY, begun=True
+            )
         return Returned(task.id, task.attempt, "payload store away", _STORE_DELAY, begun=True)
 
     def failed(self, job: Job, error: BaseException) -> Failed:

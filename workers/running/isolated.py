@@ -33,7 +33,7 @@ from orchestrator.domain.tasks.task import Lost, NewTask, Returned
 from orchestrator.errors import SoftTimeout, Uncertain
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import EndReport, LogLine, ProgressMark, decode, encode
-from orchestrator.workers.parent.processes import ending, format_memory, resident_memory
+from orchestrator.workers.parent.processes import describe_exit, format_memory, resident_memory
 from orchestrator.workers.running.job import Job
 from orchestrator.workers.running.task_runtime import Outbox, interruption
 from orchestrator.workers.spec import WorkerSpec
@@ -189,7 +189,7 @@ class Isolation:
                 page = self._outbox.page(job, decode(int, data))
                 child.send("gone" if page is None else "page", page or b"")
             elif verb == "mark":
-                self._outbox.mark(job.dispatch.id, decode(ProgressMark, data))
+                self._outbox.publish_progress(job.dispatch.id, decode(ProgressMark, data))
             elif verb == "log":
                 job.label, line = decode(tuple[str, LogLine], data)
                 self._outbox.log(job, line)
@@ -197,11 +197,11 @@ class Isolation:
                 job.label, line = decode(tuple[str, LogLine], data)
                 self._outbox.log_lines(job, line)
             elif verb == "leave":
-                self._outbox.leave(job, data)
+                self._outbox.save_details(job, data)
 
     def _hand_over(self, tasks: list[NewTask]) -> tuple[str, bytes]:
         try:
-            return "handed", encode(self._outbox.hand_over(tasks) or {})
+            return "handed", encode(self._outbox.send_tasks(tasks) or {})
         except Uncertain as error:
             return "uncertain", str(error).encode()
 
@@ -215,7 +215,7 @@ class Isolation:
             log.error("task.process_not_started error=%s", reason_text, extra=job.fields)
             return Returned(dispatch.id, dispatch.attempt, "its process could not be started", _RESTART_DELAY)
         threading.Event().wait(_DEATH_PAUSE)
-        reason_text = f"{ending(code)} in process {child.pid} on {socket.gethostname()}{child.memory_used()}"
+        reason_text = f"{describe_exit(code)} in process {child.pid} on {socket.gethostname()}{child.memory_used()}"
         text = f"The process of this attempt died: {reason_text}."
         self._outbox.log(job, LogLine(time.time(), dispatch.attempt, "error", text))
         return Lost(dispatch.id, dispatch.attempt, alone=True, reason=reason_text)

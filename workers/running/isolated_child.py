@@ -52,7 +52,7 @@ class _PipeOutbox:
             self._pipe.send_bytes(encode((verb, data)))
             return decode(tuple[str, bytes], self._pipe.recv_bytes())
 
-    def hand_over(self, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
+    def send_tasks(self, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
         verb, data = self.ask("enqueue", encode(list(tasks)))
         if verb == "uncertain":
             raise Uncertain(data.decode())
@@ -63,7 +63,7 @@ class _PipeOutbox:
         verb, page = self.ask("page", encode(number))
         return page if verb == "page" else None
 
-    def mark(self, task: bytes, mark: ProgressMark) -> None:
+    def publish_progress(self, task: bytes, mark: ProgressMark) -> None:
         del task
         self.send("mark", encode(mark))
 
@@ -73,7 +73,7 @@ class _PipeOutbox:
     def log_lines(self, job: Job, lines: LogLine) -> None:
         self.send("lines", encode((job.label, lines)))
 
-    def leave(self, job: Job, details: bytes) -> None:
+    def save_details(self, job: Job, details: bytes) -> None:
         del job
         self.send("leave", details)
 

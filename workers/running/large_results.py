@@ -25,7 +25,7 @@ from orchestrator.errors import PayloadError, Unavailable, WrongState
 from orchestrator.payloads.keeping import PayloadStore
 from orchestrator.payloads.objects import Output
 from orchestrator.sdk.code.engine import read_event
-from orchestrator.sdk.values.sealing import left_task, store_of
+from orchestrator.sdk.values.sealing import store_of, task_with_stored_arguments
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.workers.running.job import Job
@@ -169,7 +169,7 @@ def _stored_command(command: Command, store: PayloadStore, run: bytes, attempt: 
     """
     match command:
         case commands.ScheduleTask(task=task):
-            return replace(command, task=left_task(task, store))
+            return replace(command, task=task_with_stored_arguments(task, store))
         case commands.StartChildRun(id=child, payload=payload):
             return replace(command, payload=store.arguments(payload, child, None))
         case commands.ContinueRun(payload=payload):

@@ -46,7 +46,7 @@ from orchestrator.workers.running.forks import end_fork
 from orchestrator.workers.running.hooks import around, around_turn, async_around, attempt_end
 from orchestrator.workers.running.job import Job
 from orchestrator.workers.running.large_results import LargeResults, finished_output, in_thread, read_events
-from orchestrator.workers.running.task_runtime import NOTHING, JobRuntime, Outbox, interruption
+from orchestrator.workers.running.task_runtime import ENCODED_NONE, JobRuntime, Outbox, interruption
 
 log = get_logger("worker")
 
@@ -70,7 +70,7 @@ class Runner:
         self._tasks = app.tasks
         self._allowed = allowed
         self._results = LargeResults(app.settings)
-        self._redacted = {*redaction.words(app.settings.redact)}
+        self._redacted = {*redaction.split_patterns(app.settings.redact)}
         self._outbox = outbox
         self.failures = Failures(self.find, self._redacted)
         settings, self._workflows = app.settings, app.code_workflows
@@ -209,7 +209,7 @@ class Runner:
     def ended(self, job: Job, report: AttemptReport) -> None:
         """Call the middleware's hook for the end of an attempt. Turns have a hook of their own."""
         hooks = self.client.middleware
-        if hooks is not None and hooks.sees_ends and (end := attempt_end(job, report)) is not None:
+        if hooks is not None and hooks.has_ended_hook and (end := attempt_end(job, report)) is not None:
             hooks.ended(self._runtime(job).context(), end)
 
     def _with_pages(self, job: Job, activation: Activation) -> Activation | None:
@@ -268,7 +268,7 @@ class Runner:
         The input of a step may contain more than the function's parameters; the function gets only those it declares.
         """
         (arguments, keywords, *step), is_unread = decode_unread(job.dispatch.payload)
-        if is_unread or task._signature.wants_unread:
+        if is_unread or task._signature.wants_payload:
             if step:
                 keywords = task._signature.pick(keywords)  # values that the function does not take are not read
             arguments, keywords = task._signature.load(arguments, keywords)
@@ -295,11 +295,11 @@ class Runner:
         ended_at = time.monotonic()
         if job.deadline is not None:
             job.uninterruptible()  # the timeout does not count what follows
-        data = NOTHING
+        data = ENCODED_NONE
         if job.output is not None:
             data = finished_output(job, value)
         elif job.options.store_result:
-            data = encode_value(value, task._signature.result_words, self._results.limit)
+            data = encode_value(value, task._signature.result_label, self._results.limit)
         if job.completion is not None:
             if value is not None and data != job.completion and not is_reference(job.completion):
                 log.warning(
@@ -335,7 +335,7 @@ class Runner:
 
     def finished(self, job: Job, output: Any) -> Succeeded | Failed:
         """Return the success report of an execution."""
-        data = NOTHING
+        data = ENCODED_NONE
         try:
             if job.options.store_result:
                 data = encode_value(output, f"The result of task {job.dispatch.name!r}", self._results.limit)

@@ -15,7 +15,7 @@ import msgspec
 
 from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.ids import derived_id, to_text
-from orchestrator.domain.redaction import handed_on, scrub
+from orchestrator.domain.redaction import inheritable_patterns, scrub
 from orchestrator.domain.tasks.headers import check_headers, headers_of, inheriting
 from orchestrator.domain.tasks.task import Dispatch, KeyHolder, NewTask, with_inherited
 from orchestrator.errors import (
@@ -37,7 +37,7 @@ from orchestrator.sdk.values.payload import decode_value, encode_value
 from orchestrator.sdk.values.sealing import sealed
 from orchestrator.sealing import VALUE
 from orchestrator.telemetry import get_logger
-from orchestrator.transport.codec import LARGEST_MESSAGE, LogLine, ProgressMark
+from orchestrator.transport.codec import MAX_MESSAGE, LogLine, ProgressMark
 from orchestrator.transport.connection import UNAVAILABLE, describe
 from orchestrator.transport.pages import Pages
 from orchestrator.workers.reporting.journal import Journal
@@ -51,9 +51,9 @@ _task_output = get_logger("tasks")
 """Logger of the messages that tasks log through their contexts."""
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
-NOTHING = encode_value(None, "nothing", 1)
+ENCODED_NONE = encode_value(None, "nothing", 1)
 """The encoded result of a task without a result."""
-_MAX_ENQUEUED = LARGEST_MESSAGE // 2
+_MAX_ENQUEUED = MAX_MESSAGE // 2
 _REFUSALS: dict[str, type[OrchestratorError]] = {
     error.__name__: error for error in (Duplicate, InvalidWorkflow, NotFound, PayloadError)
 }
@@ -69,10 +69,10 @@ class NoDatabase(ConfigurationError):
 class Outbox(Protocol):
     """Receives the messages of running tasks, and reads the event pages of workflow turns."""
 
-    def hand_over(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder] | None:
+    def send_tasks(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder] | None:
         """Send tasks to the leader, and return once they are in Postgres. Return which task holds each unique key."""
 
-    def mark(self, task: bytes, mark: ProgressMark) -> None:
+    def publish_progress(self, task: bytes, mark: ProgressMark) -> None:
         """Publish the progress of a task."""
 
     def log(self, job: Job, line: LogLine) -> None:
@@ -81,7 +81,7 @@ class Outbox(Protocol):
     def log_lines(self, job: Job, lines: LogLine) -> None:
         """Store many log lines of a task, which are one text."""
 
-    def leave(self, job: Job, details: bytes) -> None:
+    def save_details(self, job: Job, details: bytes) -> None:
         """Store the note for the next attempt, in place of an earlier one."""
 
     def page(self, job: Job, number: int) -> bytes | None:
@@ -91,8 +91,8 @@ class Outbox(Protocol):
 class ProcessOutbox:
     def __init__(self, reporter: Reporter, journal: Journal, pages: Pages, *, keeps_lines: bool = True) -> None:
         self._pages = pages
-        self.hand_over = reporter.hand_over
-        self.mark = journal.mark
+        self.send_tasks = reporter.send_tasks
+        self.publish_progress = journal.publish_progress
         self._journal = journal if keeps_lines else None
 
     def log(self, job: Job, line: LogLine) -> None:
@@ -103,7 +103,7 @@ class ProcessOutbox:
         if self._journal is not None:
             self._journal.log_lines(job, lines)
 
-    def leave(self, job: Job, details: bytes) -> None:
+    def save_details(self, job: Job, details: bytes) -> None:
         job.noted = details  # sent by the pool's clock, or with the report that ends the job
 
     def page(self, job: Job, number: int) -> bytes | None:
@@ -171,7 +171,7 @@ class JobRuntime:
         if self.job.transaction is not None:
             return self.job.transaction.enqueue(tasks)
         _check_size(tasks)
-        holders = self._outbox.hand_over(tasks) or {}
+        holders = self._outbox.send_tasks(tasks) or {}
         for task in tasks:
             holder = holders.get(task.id)
             if task.unique is None or holder is None:
@@ -192,7 +192,7 @@ class JobRuntime:
 
     def _as_children(self, tasks: Sequence[NewTask]) -> list[NewTask]:
         """Return tasks with this task as their parent, and with its headers and redaction patterns."""
-        parent, hidden = self.job.dispatch.id, handed_on(self.job.options.hidden)
+        parent, hidden = self.job.dispatch.id, inheritable_patterns(self.job.options.hidden)
         children = [
             msgspec.structs.replace(task, parent=parent, options=with_inherited(task.options, hidden)) for task in tasks
         ]
@@ -207,7 +207,7 @@ class JobRuntime:
     def progress(self, fraction: float, text: str) -> None:
         if self.job.stage is Stage.RUNNING:  # a thread that outlives its task is ignored
             text = scrub(text, self.job.secrets)[:TEXT_LIMIT]
-            self._outbox.mark(self.job.dispatch.id, ProgressMark(self.job.dispatch.attempt, fraction, text))
+            self._outbox.publish_progress(self.job.dispatch.id, ProgressMark(self.job.dispatch.attempt, fraction, text))
 
     def log(self, level: Level, text: str) -> None:
         if self.job.stage is Stage.RUNNING:
@@ -217,9 +217,9 @@ class JobRuntime:
             _task_output.log(_LEVELS[level], "%s", text)
             self._outbox.log(self.job, LogLine(time.time(), self.job.dispatch.attempt, level, text))
 
-    def leave(self, details: bytes) -> None:
+    def save_details(self, details: bytes) -> None:
         if self.job.stage is Stage.RUNNING:
-            self._outbox.leave(self.job, details)
+            self._outbox.save_details(self.job, details)
 
     def interruption(self) -> BaseException | None:
         reason = self.job.interrupted_by
@@ -235,10 +235,10 @@ class JobRuntime:
         promised = len(job.children)
         with database._client.transactions.begin(job.dispatch.id, job.dispatch.attempt) as transaction:
             job.transaction = transaction
-            job.result = NOTHING
+            job.result = ENCODED_NONE
             try:
                 yield transaction.connection
-                transaction.promise(job.children)
+                transaction.insert_callbacks(job.children)
                 with job.commit() as is_allowed:
                     if not is_allowed:
                         raise self._completion_error()

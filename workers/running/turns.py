@@ -19,7 +19,7 @@ from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.endings import EndTurn
 from orchestrator.sdk.code.engine import Running
 from orchestrator.sdk.code.guards import is_own_code
-from orchestrator.sdk.code.scope import place
+from orchestrator.sdk.code.scope import frame_location
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.running.job import Job
 
@@ -72,7 +72,7 @@ class Turns:
             f"turn_timeout."
         )
         if commander.read_only:
-            commander.spoilt = True  # only the query is at fault: it gets an error as its answer
+            commander.is_dirty = True  # only the query is at fault: it gets an error as its answer
         else:
             self._verdicts[id(job)] = Violation(commander.number, TurnTooLong.__name__, str(error))
             commander.stop(error)
@@ -133,4 +133,4 @@ def _location(thread: int) -> str:
     while frame is not None and not is_own_code(frame):
         frame = frame.f_back
     frame = frame or innermost
-    return "at an unknown place" if frame is None else place(frame)
+    return "at an unknown place" if frame is None else frame_location(frame)

@@ -33,7 +33,7 @@ from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.serving.executions import Busy, Executions, ServiceRequest
 
-LARGEST_REQUEST = 32_000_000
+MAX_REQUEST = 32_000_000
 """Maximum size of a request in bytes, as in the HTTP API; a larger `max_payload` raises it."""
 
 
@@ -77,7 +77,7 @@ class Services:
             return refusal
         if task is None:
             return _error(404, f"There is no service {name!r:.200} here.{did_you_mean(name, self.tasks)}")
-        body = await _read(request, max(LARGEST_REQUEST, 2 * self._max_payload))
+        body = await _read(request, max(MAX_REQUEST, 2 * self._max_payload))
         if isinstance(body, Response):
             return body
         try:

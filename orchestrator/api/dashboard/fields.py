@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from orchestrator.domain.dag.definition import Param, ParamType, misfit
+from orchestrator.domain.dag.definition import Param, ParamType, mismatch
 from orchestrator.domain.tasks.parameters import Parameter
 
 _TYPES: dict[str, ParamType] = {
@@ -104,7 +104,7 @@ def of_params(params: Mapping[str, Param], values: Mapping[str, Any] | None = No
 
 def _is_editable(kind: ParamType, value: Any) -> bool:
     """Return whether a value, if any, can be edited in a field of this kind; a redacted value cannot."""
-    return value is UNSET or value is None or misfit(kind, value) is None
+    return value is UNSET or value is None or mismatch(kind, value) is None
 
 
 def of_parameters(parameters: Sequence[Parameter], values: Mapping[str, Any] | None = None) -> list[Field]:
@@ -144,7 +144,7 @@ def mismatch_of(parameter: Parameter, value: Any) -> str | None:
     """Return why a value does not match a parameter's annotation, as far as the annotation tells; None if it does."""
     if value is None and (parameter.type.endswith(_NULLABLE) or parameter.default is None):
         return None
-    return None if parameter.kind.startswith("variadic") else misfit(_kind_of(parameter.type), value)
+    return None if parameter.kind.startswith("variadic") else mismatch(_kind_of(parameter.type), value)
 
 
 def of_schema(schema: dict[str, Any] | None) -> list[Field]:

@@ -23,7 +23,7 @@ _EXIT, _RADIUS = 8, 8
 _TITLE, _PADDING, _CELL = 28, 10, 10
 """The title, padding and gap of a frame."""
 _MAX_COLUMNS = 6
-_LONGEST_NAME = 18
+_MAX_NAME_LENGTH = 18
 _SORT_PASSES = 6
 _BEND = 12
 """The height of an edge that passes a layer."""
@@ -45,8 +45,8 @@ class Node:
     def label(self) -> str:
         """The name, shortened to the width of a node."""
         name = _COUNT.sub("", self.step.name) if self.step.kind == "group" else self.step.name
-        half = _LONGEST_NAME // 2
-        return name if len(name) <= _LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}"
+        half = _MAX_NAME_LENGTH // 2
+        return name if len(name) <= _MAX_NAME_LENGTH else f"{name[: half - 1]}…{name[-half:]}"
 
     @property
     def seconds(self) -> float | None:

@@ -39,10 +39,10 @@ from orchestrator.store.insights.arguments import calls_of_tasks
 from orchestrator.store.insights.lookup import kinds_of_names
 from orchestrator.store.insights.runs import workflows_with_runs
 from orchestrator.transport.connection import connect
-from orchestrator.transport.journal import LOSSES, read_marks
+from orchestrator.transport.journal import LOSSES, read_all_progress
 
 _MAX_NAMES = 8
-_LONGEST_CALL = 2_000
+_MAX_CALL_LENGTH = 2_000
 """Bytes of arguments that a list shows, at most."""
 _REDIS_TIMEOUT = 0.5
 """Seconds for which a page waits for Redis; without an answer it omits the progress."""
@@ -101,7 +101,7 @@ def _progress_of(api: Api, tasks: Iterable[TaskView | RunningTask]) -> dict[UUID
         return {}
     try:
         with closing(connect(api.settings.require_redis(), timeout=_REDIS_TIMEOUT)) as redis:
-            marks = read_marks(redis, api.backend.connections.keys, [*running])
+            marks = read_all_progress(redis, api.backend.connections.keys, [*running])
     except LOSSES:
         return {}
     return {
@@ -144,7 +144,7 @@ def _call_in_line(arguments: Mapping[str, Any]) -> str:
 
 def task_calls(api: Api, tasks: Sequence[TaskView]) -> dict[UUID, tuple[str, str]]:
     """Return the step of each task, and its arguments in one line; values as in lists of runs."""
-    calls = api.read_list(calls_of_tasks, [task.id for task in tasks], _LONGEST_CALL)
+    calls = api.read_list(calls_of_tasks, [task.id for task in tasks], _MAX_CALL_LENGTH)
     names = api.read_list(parameters_of_all, {task.name for task in tasks})
     runs = {task.run_id for task in tasks if task.run_id and task.id in calls and calls[task.id].is_plain_in_run}
     plain = {id for id, note in api.read_list(notes_of_runs, [*runs]).items() if note.is_plain}

@@ -16,7 +16,7 @@ from orchestrator.domain.fleet.announced import count_known
 from orchestrator.domain.states import TaskState
 from orchestrator.monitoring.times import ago, counted, duration, present, size
 from orchestrator.monitoring.trouble import STOPPING
-from orchestrator.sdk.values.display import as_shown
+from orchestrator.sdk.values.display import as_display_json
 from orchestrator.store.insights import Overview, QueueCounts, RunView, TaskView
 from orchestrator.terminal_safe import terminal_safe, without_styles
 from orchestrator.workers.parent.processes import format_memory
@@ -51,7 +51,7 @@ _CHANGE = 3
 """The difference in failures that counts as a trend."""
 LONG = 300
 """Characters of a message beyond which a page shows it in full only once, in the traceback."""
-_LONGEST_VALUE = 20_000
+_MAX_VALUE_LENGTH = 20_000
 """Characters of a value that a page shows, at most."""
 
 
@@ -147,11 +147,11 @@ def data(value: Any) -> str:
     """Return a value as indented JSON; very long text is cut."""
     written = msgspec.json.encode(value)
     if b"null" in written:  # NaN is encoded as null
-        written = msgspec.json.encode(as_shown(value))
+        written = msgspec.json.encode(as_display_json(value))
     text = msgspec.json.format(written, indent=2).decode()
-    if len(text) <= _LONGEST_VALUE:
+    if len(text) <= _MAX_VALUE_LENGTH:
         return terminal_safe(text)
-    return terminal_safe(text[:_LONGEST_VALUE]) + f"\n… {len(text) - _LONGEST_VALUE:,} more characters"
+    return terminal_safe(text[:_MAX_VALUE_LENGTH]) + f"\n… {len(text) - _MAX_VALUE_LENGTH:,} more characters"
 
 
 def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

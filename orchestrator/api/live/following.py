@@ -15,7 +15,7 @@ from orchestrator.api.live.listener import Cursor
 from orchestrator.api.live.reads import retrieve_error
 from orchestrator.errors import OrchestratorError
 from orchestrator.telemetry import Outage, get_logger
-from orchestrator.transport.changes import Follower, Heard
+from orchestrator.transport.changes import Follower, StreamRead
 from orchestrator.transport.connection import UNAVAILABLE, connect, describe
 from orchestrator.transport.keys import Keys
 
@@ -29,7 +29,11 @@ class Following:
     """Follows the stream of changes in a thread, and passes each batch to the event loop before it reads the next."""
 
     def __init__(
-        self, redis_url: str, keys: Keys, on_changes: Callable[[Heard, Cursor], bool], on_outage: Callable[[], bool]
+        self,
+        redis_url: str,
+        keys: Keys,
+        on_changes: Callable[[StreamRead, Cursor], bool],
+        on_outage: Callable[[], bool],
     ) -> None:
         self._url = redis_url
         self._keys = keys
@@ -84,7 +88,7 @@ class Following:
             try:
                 if is_first:
                     follower.begin()
-                changes = Heard() if is_first else follower.wait()
+                changes = StreamRead() if is_first else follower.wait()
                 outage.worked()
                 if is_down:
                     is_down = False
@@ -107,7 +111,7 @@ class Following:
 
     # -- run in the event loop
 
-    def _pass_on(self, changes: Heard, cursor: Cursor, is_first: bool) -> bool:
+    def _pass_on(self, changes: StreamRead, cursor: Cursor, is_first: bool) -> bool:
         has_listeners = self._on_changes(changes, cursor) or is_first
         if self._start is not None and not self._start.done():
             self._start.set_result(cursor)

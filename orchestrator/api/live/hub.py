@@ -32,7 +32,7 @@ from orchestrator.sdk.backend.logs import PAGE
 from orchestrator.store.insights import TaskView
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.changes import NOWHERE, Entry
-from orchestrator.transport.changes import Heard as StreamRead
+from orchestrator.transport.changes import StreamRead
 from orchestrator.transport.codec import TaskChange
 from orchestrator.transport.connection import UNAVAILABLE
 
@@ -253,9 +253,9 @@ class Hub:
         return bool(self._listeners or self._joining) and not self._is_closed
 
     def _logged_subjects(self, changes: StreamRead) -> Iterable[Subject]:
-        if changes.all_spoken:
+        if changes.any_logged:
             return [subject for subject in self._listeners if subject.kind in _KINDS_WITH_LOGS]
-        return [Subject(kind, id) for id in changes.spoken for kind in _KINDS_WITH_LOGS]
+        return [Subject(kind, id) for id in changes.logged_tasks for kind in _KINDS_WITH_LOGS]
 
     def _publish(self, entry: Entry) -> None:
         changes = entry.changes

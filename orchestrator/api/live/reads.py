@@ -147,7 +147,7 @@ class Reads:
         while remaining:  # a task whose listeners have different cursors is read once for each cursor
             batch = dict(remaining)
             lines = read_many(connections, batch)
-            marks = journal.read_marks(connections.redis, connections.keys, list(batch))
+            marks = journal.read_all_progress(connections.redis, connections.keys, list(batch))
             journals |= {(task, after): Journal(marks[task], lines[task]) for task, after in batch.items()}
             remaining = [request for request in remaining if request not in journals]
         return journals

@@ -11,7 +11,7 @@ from orchestrator.api.problems import invalid
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.store.tasks import cancels
-from orchestrator.store.tasks.cancels import MOST_AT_ONCE, OpenFilter, OpenGroup
+from orchestrator.store.tasks.cancels import MAX_CANCELLED_AT_ONCE, OpenFilter, OpenGroup
 from orchestrator.store.tasks.redrive import FailedFilter, Group
 
 routes = Routes("tasks", "/api/v1/tasks")
@@ -66,10 +66,12 @@ def cancel_tasks(api: Api, body: Cancel, key_scope: KeyScope) -> Cancelled:
         count = 0
         for connections in api.backend.each:
             with connections.changing("the request to cancel tasks was stored") as connection:
-                requested = cancels.ask(connection, task_filter, key_scope.queues)
+                requested = cancels.request_cancel(connection, task_filter, key_scope.queues)
                 connections.record(connection, "cancel", "open tasks", body.queue or "", tasks=requested, **detail)
                 count += requested
-    return Cancelled(count, [build_from(TaskGroup, group) for group in groups], is_requested, count >= MOST_AT_ONCE)
+    return Cancelled(
+        count, [build_from(TaskGroup, group) for group in groups], is_requested, count >= MAX_CANCELLED_AT_ONCE
+    )
 
 
 class Redrive(filter_fields(FailedFilter)):  # type: ignore[misc]

@@ -76,7 +76,7 @@ def _hidden(_: Api, found: Answer) -> Answer:
 
 
 def _answer(api: Api, run: UUID, data: bytes) -> Answer:
-    return Answer(as_json(api.redaction_of_run(run).shown(decode_value(data))))
+    return Answer(as_json(api.redaction_of_run(run).redacted(decode_value(data))))
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -218,8 +218,8 @@ def list_approvals(api: Api, query: ApprovalsQuery, key_scope: KeyScope) -> Page
 def _redacted_approval(api: Api, approval: ApprovalView) -> ApprovalView:
     if approval.kind != "promise":
         hidden = api.redaction_of_run(approval.run) if approval.redact or api.redaction else api.redaction
-        return dataclasses.replace(approval, input=hidden.shown(as_json(approval.input)))
-    arguments, keywords = api.redaction_of_run(approval.run).call_shown(*call_of(approval.input or b""))
+        return dataclasses.replace(approval, input=hidden.redacted(as_json(approval.input)))
+    arguments, keywords = api.redaction_of_run(approval.run).redacted_call(*call_of(approval.input or b""))
     parameters = api.recent.get(
         ("parameters", approval.workflow), 30.0, lambda: api.read(parameters_of, approval.workflow)
     )

@@ -18,7 +18,7 @@ from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask, UniqueKey
 from orchestrator.errors import InvalidTask
 from orchestrator.sdk.tasks.by_name import call_by_name
-from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, once
+from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, idempotency_key
 
 routes = Routes("tasks", "/api/v1/tasks")
 
@@ -175,8 +175,10 @@ def _enqueue_once(api: Api, tasks: list[NewTask], key: str, key_scope: KeyScope)
     keyed = []
     for index, task in enumerate(tasks):
         if task.unique is None:
-            task = _with_key(task, once("", f"{key}/{index}", period))
+            task = _with_key(task, idempotency_key("", f"{key}/{index}", period))
         elif not task.unique.same_call:
             raise invalid(f"#/tasks/{index}: {_ONE_KEY}")
         keyed.append(task)
-    return api.backend.tasks.enqueue_once(keyed, once("", f"{key}/{len(tasks)}", period).key, key_scope.queues)
+    return api.backend.tasks.enqueue_once(
+        keyed, idempotency_key("", f"{key}/{len(tasks)}", period).key, key_scope.queues
+    )

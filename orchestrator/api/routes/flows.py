@@ -22,7 +22,7 @@ from orchestrator.domain.flow.definition import DEFAULT, Flow, body_of, content_
 from orchestrator.domain.flow.rules import differences
 from orchestrator.domain.states import RunState
 from orchestrator.sdk.checks import check_label, check_name, check_tags
-from orchestrator.sdk.dag.registered import functions_hiding
+from orchestrator.sdk.dag.registered import redacting_functions
 from orchestrator.sdk.flow import reading
 from orchestrator.sdk.ids import new_id
 from orchestrator.store.flow.reads import FlowRunFilter, FlowRunView, NodeRunView
@@ -167,7 +167,7 @@ def read_source(api: Api, source: Any, name: str, key_scope: KeyScope) -> Flow:
     read = reading.loads if isinstance(source, str) else reading.from_data
     flow = read(source, name, find=find_flow(api, key_scope))
     names = functions_of(flow)
-    return msgspec.structs.replace(flow, functions=functions_hiding(names, api.names.redacted(names)))
+    return msgspec.structs.replace(flow, functions=redacting_functions(names, api.names.redacted(names)))
 
 
 @routes.get("/flows", about=WITHIN)

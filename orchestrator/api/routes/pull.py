@@ -22,14 +22,14 @@ from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.problems import refused
 from orchestrator.api.routes.registry import Ok, ServiceName, WorkerId
 from orchestrator.domain.executors.record import decode_record, task_of
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.errors import NotFound, Unavailable, WrongState
 from orchestrator.payloads.keeping import NoStore, read_encoded
 from orchestrator.references import whole_reference
 from orchestrator.sdk.waiting.steps import Pause, Steps
 from orchestrator.store.tasks import details
-from orchestrator.transport.pull import Leased, let_go
+from orchestrator.transport.pull import Leased, unwatched_message
 
 routes = Routes("pull", "/queue")
 
@@ -43,7 +43,7 @@ _LOST = "Redis has restarted or was emptied, and the work has not been offered a
 _OVERHEAD = 4_096
 """Bytes of a completion besides its result."""
 
-QueueId = Annotated[str, Meta(pattern=whole("[A-Za-z0-9-]{1,63}~[0-9a-f]{16}"), examples=["x-1~0123456789abcdef"])]
+QueueId = Annotated[str, Meta(pattern=anchored("[A-Za-z0-9-]{1,63}~[0-9a-f]{16}"), examples=["x-1~0123456789abcdef"])]
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +202,7 @@ def _waking_at_end(api: Api, queue_id: str, pause: Pause) -> Iterator[bytes | No
     announcements = api.backend.waiting.announcements
     announcements.listen(task, wake)
     try:
-        with api.pull_waiters().ends.listening([let_go(queue_id.rpartition("~")[0])], pause.ring):
+        with api.pull_waiters().ends.listening([unwatched_message(queue_id.rpartition("~")[0])], pause.ring):
             yield task
     finally:
         announcements.forget(task, wake)
@@ -259,7 +259,7 @@ def _answer(api: Api, leased: Leased) -> Any:
     try:
         body = read_encoded(stored)
     except (NoStore, Unavailable):
-        api.pull_waiters().pulls.leave(leased)
+        api.pull_waiters().pulls.return_unreadable(leased)
         raise
     return Response(msgspec.json.encode(_work(leased, body)), media_type=JSON)
 

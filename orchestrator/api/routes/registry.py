@@ -18,7 +18,7 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.problems import invalid, refused
 from orchestrator.domain.executors.services import SERVICE_NAME, ServiceWorker, address_problem, in_order
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.store import services as registrations
 from orchestrator.store.services import Registered
@@ -29,8 +29,8 @@ routes = Routes("services", "/workers")
 _TOUCH_INTERVAL = 3_600.0
 """Seconds between two updates of a service worker's row in Postgres."""
 
-WorkerId = Annotated[str, Meta(pattern=whole("[!-~]{1,200}"), examples=["worker-1"])]
-ServiceName = Annotated[str, Meta(pattern=whole(SERVICE_NAME), examples=["transform"])]
+WorkerId = Annotated[str, Meta(pattern=anchored("[!-~]{1,200}"), examples=["worker-1"])]
+ServiceName = Annotated[str, Meta(pattern=anchored(SERVICE_NAME), examples=["transform"])]
 Load = Annotated[float, Meta(ge=0, le=1e9)]
 
 
@@ -97,7 +97,9 @@ def register_worker(api: Api, body: Registration) -> Ok:
         raise invalid(f"url: {problem}, found {body.url!r:.200}.")
     connections = api.backend.connections
     if not announcements.make_room(connections.redis, connections.keys, body.id):
-        raise refused(429, "There are too many service workers", f"{announcements.MOST:,} are registered already.")
+        raise refused(
+            429, "There are too many service workers", f"{announcements.MAX_WORKERS:,} are registered already."
+        )
     row = Registered(body.id, body.url.rstrip("/"), sorted(set(body.services)))
     with connections.writing(f"service worker {body.id} was registered", transaction=True) as connection:
         if registrations.put(connection, row):

@@ -16,7 +16,7 @@ from orchestrator.api.redacting import redacted, redacted_error
 from orchestrator.api.routes.tasks import Log, Stored, WaitQuery, log_answer, stored_at
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import KeyScope
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.domain.redaction import Redaction
 from orchestrator.errors import NotFound
 from orchestrator.references import RESULT, Reference
@@ -124,15 +124,15 @@ def find(api: Api, id: UUID) -> RunAnswer:
 
 def _of_code(id: UUID, code: CodeView, hidden: Redaction) -> CodeAnswer:
     args_stored, result_stored = stored_at(id, code.payload, "arguments"), stored_at(id, code.result, "result")
-    arguments, keywords = ([], {}) if args_stored else hidden.call_shown(*call_of(code.payload))
+    arguments, keywords = ([], {}) if args_stored else hidden.redacted_call(*call_of(code.payload))
     return build_from(
         CodeAnswer,
         code,
         args=as_json(arguments),
         kwargs=as_json(keywords),
-        result=None if code.result is None or result_stored else as_json(hidden.shown(stored_value(code.result))),
+        result=None if code.result is None or result_stored else as_json(hidden.redacted(stored_value(code.result))),
         error=redacted_error(hidden, code.error),
-        state=as_json(hidden.shown({name: stored_value(value) for name, value in code.state.items()})),
+        state=as_json(hidden.redacted({name: stored_value(value) for name, value in code.state.items()})),
         result_stored=result_stored,
         args_stored=args_stored,
     )
@@ -170,7 +170,7 @@ def show_outputs(api: Api, id: UUID) -> Outputs:
     api.backend.runs.progress(id.bytes)  # raises NotFound if there is no such run
     outputs, too_large = api.backend.runs.outputs_within(id.bytes, MAX_OUTPUTS)
     stored = {step: [_location(reference) for reference in references] for step, references in too_large.items()}
-    return Outputs(api.redaction_of_run(id).shown(outputs), stored)
+    return Outputs(api.redaction_of_run(id).redacted(outputs), stored)
 
 
 def _location(reference: Reference) -> Stored:
@@ -181,7 +181,7 @@ def _location(reference: Reference) -> Stored:
 class RunLogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The cursor after which lines are listed."""
 
-    cursor: Annotated[str, Meta(pattern=whole("[0-9]{1,19}-[0-9]{1,9}"))] = ""
+    cursor: Annotated[str, Meta(pattern=anchored("[0-9]{1,19}-[0-9]{1,9}"))] = ""
 
 
 @routes.get("/{id}/logs", about=RUN)

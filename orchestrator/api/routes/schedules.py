@@ -95,7 +95,7 @@ class NewBackfill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def view(stored: StoredSchedule) -> ScheduleView:
-    return build_from(ScheduleView, stored, when=stored.schedule.words(), version=stored.flow_version)
+    return build_from(ScheduleView, stored, when=stored.schedule.description(), version=stored.flow_version)
 
 
 @routes.get("", about=WITHIN)

@@ -20,7 +20,7 @@ from orchestrator.api.routes.workflows import Applied, Document, NewRunOf, Start
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.dag.definition import Condition
 from orchestrator.domain.flow.definition import step_of
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.store import insights
 from orchestrator.store.insights import StepView, TaskFilter, TaskView
@@ -91,7 +91,7 @@ class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     index: Annotated[int, Meta(ge=0, le=MAX_INT)] = 0
     attempt: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
     """All attempts by default."""
-    cursor: Annotated[str, Meta(pattern=whole("[0-9]{1,19}-[0-9]{1,9}"))] = ""
+    cursor: Annotated[str, Meta(pattern=anchored("[0-9]{1,19}-[0-9]{1,9}"))] = ""
 
 
 def _alias(path: str, original: Endpoint, summary: str) -> None:

@@ -17,10 +17,10 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import NOTHING, WHOLE, WITHIN
 from orchestrator.api.problems import refused
 from orchestrator.domain.access import KeyScope, Scope
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.exposition import CONTENT_TYPE, SECONDS, render
-from orchestrator.monitoring.listener import ELSEWHERE
+from orchestrator.monitoring.listener import REASON_HIDDEN
 from orchestrator.sdk.checks import check_label
 from orchestrator.sdk.ids import new_id
 from orchestrator.store import audit, throughput
@@ -147,7 +147,7 @@ async def ready(api: Api) -> Health:
     reason = await api.readiness.find_problem()
     if reason is None:
         return Health("ready")
-    detail = f"Not ready ({reason}): {ELSEWHERE}."
+    detail = f"Not ready ({reason}): {REASON_HIDDEN}."
     raise refused(503, "The server is not ready", detail, data={"obstacles": [reason]})
 
 
@@ -185,7 +185,7 @@ def list_audit(api: Api, query: AuditQuery) -> AuditPage:
 
 quarantine_routes = Routes("quarantine", "/api/v1/quarantine")
 
-EntryId = Annotated[str, Meta(pattern=whole("[0-9]{1,19}(-[0-9]{1,19})?"), examples=["1731600000000-0"])]
+EntryId = Annotated[str, Meta(pattern=anchored("[0-9]{1,19}(-[0-9]{1,19})?"), examples=["1731600000000-0"])]
 
 
 class QuarantineQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ from orchestrator.api.endpoints import JSON, Routes
 from orchestrator.api.key_scope import TASK, WITHIN, has_run
 from orchestrator.api.redacting import redacted_attempts, redacted_error
 from orchestrator.domain.access import KeyScope
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import NotFound, OrchestratorError, PayloadError, WrongState
@@ -158,13 +158,13 @@ def _answer(
     hidden = api.redaction_of_task(task)
     args_stored = stored_at(task.id, task.payload, "arguments")
     result_stored = stored_at(task.id, task.result, "result")
-    arguments, keywords = ([], {}) if args_stored else hidden.call_shown(*call_of(task.payload))
+    arguments, keywords = ([], {}) if args_stored else hidden.redacted_call(*call_of(task.payload))
     return TaskAnswer(
         build_from(TaskView, task),
         plain(arguments),
         plain(keywords),
         dict(task.options),
-        None if task.result is None or result_stored else plain(hidden.shown(stored_value(task.result))),
+        None if task.result is None or result_stored else plain(hidden.redacted(stored_value(task.result))),
         redacted_error(hidden, task.error),
         list(redacted_attempts(hidden, task.attempts)),
         progress and replace(progress, text=hidden.text(progress.text)),
@@ -208,7 +208,7 @@ class LogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     attempt: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
     """All attempts by default."""
-    cursor: Annotated[str, Meta(pattern=whole("[0-9]{1,19}-[0-9]{1,9}"))] = ""
+    cursor: Annotated[str, Meta(pattern=anchored("[0-9]{1,19}-[0-9]{1,9}"))] = ""
     last: Annotated[int, Meta(ge=0, le=10_000)] = 0
     """The number of lines from the end, unless 0."""
 
@@ -252,7 +252,7 @@ def task_result(api: Api, id: UUID) -> Response:
     stored = whole_reference(data)
     if stored is None or stored.item is not None or stored.form not in (BYTES, ITEMS):
         _check_size(id, stored)
-        return Response(_json(hidden.shown(decode_value(data))), media_type=JSON)
+        return Response(_json(hidden.redacted(decode_value(data))), media_type=JSON)
     parts = _parts(_store(api, id), stored, hidden)
     first = next(parts)  # raises before anything is sent if it cannot be read
     return StreamingResponse(chain([first], parts), media_type=JSON)
@@ -265,7 +265,7 @@ def task_arguments(api: Api, id: UUID) -> Arguments:
     payload = task.payload or _run_payload(api, id)
     _check_size(id, whole_reference(payload))
     arguments, keywords, *_ = decode_call(payload) if payload else ([], {})
-    args, kwargs = api.redaction_of_task(task).call_shown(arguments, keywords)
+    args, kwargs = api.redaction_of_task(task).redacted_call(arguments, keywords)
     return Arguments(as_json(args), as_json(kwargs))
 
 
@@ -302,7 +302,7 @@ def _parts(store: Store, stored: Reference, hidden: Redaction) -> Iterator[bytes
 def _list(reading: Reading, hidden: Redaction) -> Iterator[bytes]:
     before = b"["
     for chunk in reading.each():
-        if items := _json(hidden.shown(decode_value(chunk)))[1:-1]:
+        if items := _json(hidden.redacted(decode_value(chunk)))[1:-1]:
             yield before + items
             before = b","
     yield b"[]" if before == b"[" else b"]"

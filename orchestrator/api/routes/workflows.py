@@ -21,7 +21,7 @@ from orchestrator.domain.dag.definition import Condition, Definition, content_ha
 from orchestrator.errors import InvalidWorkflow, WrongState
 from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.dag import definitions, document
-from orchestrator.sdk.dag.registered import hiding
+from orchestrator.sdk.dag.registered import with_redaction
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
 from orchestrator.sdk.values.payload import encode_call
@@ -258,7 +258,7 @@ def apply_workflow(api: Api, body: Document, key_scope: KeyScope, match: Conditi
     definition = read_definition(body)
     check_definition(key_scope, definition)
     redacted = api.names.redacted(step.task for step in definition.steps if step.task)
-    definition = hiding(definition, redacted, redaction.words(api.settings.redact))
+    definition = with_redaction(definition, redacted, redaction.split_patterns(api.settings.redact))
     try:
         version, is_new = api.backend.workflows.apply(definition, match)
     except WrongState as error:

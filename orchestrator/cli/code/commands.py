@@ -239,7 +239,7 @@ def _fields(event: Event) -> Iterator[tuple[str, str]]:
         ):  # internal fields
             continue
         if field == "attributes":
-            value = data_text(hidden().shown(msgspec.json.decode(value)))
+            value = data_text(hidden().redacted(msgspec.json.decode(value)))
         elif isinstance(value, bytes):
             value = to_text(value) if field in ID_FIELDS else _value_text(value)
         elif hasattr(value, "kind"):

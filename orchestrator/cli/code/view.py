@@ -26,7 +26,7 @@ from orchestrator.cli.terminal.output import (
     stored_value,
 )
 from orchestrator.domain.ids import successor_id
-from orchestrator.domain.runs import GOES_ON
+from orchestrator.domain.runs import CONTINUATION_REASONS
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.monitoring.times import when
@@ -56,7 +56,7 @@ def code_fields(run: RunView, code: CodeView, now: datetime) -> dict[str, str | 
 
 def _state(code: CodeView) -> dict[str, Any]:
     """Return the state that the code has published, redacted."""
-    state: dict[str, Any] = hidden().shown({key: stored_value(value) for key, value in code.state.items()})
+    state: dict[str, Any] = hidden().redacted({key: stored_value(value) for key, value in code.state.items()})
     return state
 
 
@@ -125,7 +125,7 @@ def watch_code(app: Orchestrator, run: UUID, read: Callable[[UUID], tuple[RunVie
     """Follow a run and its successors (continued as new) until the end, and print the result or the error."""
     while True:
         ended = watch_drawn(app.run(run), partial(read, run), draw_code, _ChangePrinter())
-        if ended.reason not in GOES_ON:
+        if ended.reason not in CONTINUATION_REASONS:
             break
         run = UUID(bytes=successor_id(run.bytes))
         echo(f"It goes on as run {run}.")

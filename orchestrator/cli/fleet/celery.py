@@ -16,7 +16,7 @@ from orchestrator.cli.fleet import scheduler, worker
 from orchestrator.cli.schedules import commands as schedules
 from orchestrator.cli.terminal.output import echo
 from orchestrator.compat.celery import Celery, signals
-from orchestrator.compat.celery.app.calls import moment
+from orchestrator.compat.celery.app.calls import aware_datetime
 from orchestrator.compat.celery.conf import stores
 from orchestrator.compat.celery.exceptions import NotCovered
 from orchestrator.domain.durations import parse_duration
@@ -261,11 +261,11 @@ def _parser(read: Callable[[str], Any], kind: type) -> Callable[..., Any]:
 
 
 def _expiry(text: str) -> Any:
-    return parse_duration(f"{text}s" if text.isdecimal() else text) or moment(text)
+    return parse_duration(f"{text}s" if text.isdecimal() else text) or aware_datetime(text)
 
 
 _ARRAY, _OBJECT = _parser(json.loads, list), _parser(json.loads, dict)
-_TIME, _EXPIRY = _parser(moment, object), _parser(_expiry, object)
+_TIME, _EXPIRY = _parser(aware_datetime, object), _parser(_expiry, object)
 
 
 @command.command("call")

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from orchestrator.memory import settle
+from orchestrator.memory import freeze_before_fork
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
-from orchestrator.workers.parent.processes import die_with, ending
+from orchestrator.workers.parent.processes import describe_exit, die_with
 
 log = get_logger("shards")
 
@@ -40,7 +40,7 @@ class _Shards:
     def run(self) -> int:
         """Start the children, restart killed ones, and pass signals on."""
         previous_handlers = {number: signal.signal(number, self._stop) for number in _STOP_SIGNALS}
-        settle()
+        freeze_before_fork()
         waiting, code = list(range(self._settings.shards)), 0
         while waiting or self._children:
             while waiting and not self._is_stopping:
@@ -62,7 +62,9 @@ class _Shards:
                 code = exit_code
                 self._stop(signal.SIGTERM)
             elif exit_code < 0 and not self._is_stopping:
-                log.error("shard.died shard=%d pid=%d reason=%r: it is started again", shard, pid, ending(exit_code))
+                log.error(
+                    "shard.died shard=%d pid=%d reason=%r: it is started again", shard, pid, describe_exit(exit_code)
+                )
                 time.sleep(_RESTART_PAUSE)
                 waiting.append(shard)
         return code

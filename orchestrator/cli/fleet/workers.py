@@ -9,7 +9,7 @@ from orchestrator.cli.terminal.output import echo, print_json, print_table, stat
 from orchestrator.cli.terminal.reading import open_calls
 from orchestrator.domain.fleet.announced import count_known
 from orchestrator.monitoring.times import ago, duration, present
-from orchestrator.monitoring.trouble import stands_still
+from orchestrator.monitoring.trouble import describe_stall
 from orchestrator.workers.parent.processes import format_memory
 
 
@@ -72,7 +72,7 @@ def _show(as_json: bool) -> None:
     )
     for worker in workers:
         if worker.state == "still":
-            echo(f"{worker.id} {stands_still(worker)}")
+            echo(f"{worker.id} {describe_stall(worker)}")
 
 
 @command.command("drain")

@@ -27,7 +27,7 @@ from orchestrator.cli.terminal.output import (
     state,
 )
 from orchestrator.cli.terminal.reading import open_app, open_calls
-from orchestrator.domain.flow.checks import Known
+from orchestrator.domain.flow.checks import KnownNames
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.flow.rules import differences
@@ -79,7 +79,7 @@ def validate(files: tuple[str, ...], app: str | None, services: tuple[str, ...],
       orchestrator flows validate flows/*.yaml --app shop.tasks:app
       orchestrator flows validate flows/*.yaml --service pay --service ship
     """
-    known_names = Known(functions=load_app(app).tasks if app else None, services=services or None)
+    known_names = KnownNames(functions=load_app(app).tasks if app else None, services=services or None)
     results: dict[str, Flow | InvalidWorkflow] = {}
     for file in files:
         try:
@@ -234,7 +234,7 @@ def show(what: str, as_json: bool) -> None:
 
 def _redacted(view: FlowRunView) -> FlowRunView:
     redaction = hidden({"redact": view.redact})
-    return view._replace(params=redaction.shown(view.params), shared=redaction.shown(view.shared))
+    return view._replace(params=redaction.redacted(view.params), shared=redaction.redacted(view.shared))
 
 
 def _visits(calls: Calls, run: UUID, after: int = 0) -> Iterator[NodeRunView]:
@@ -242,7 +242,7 @@ def _visits(calls: Calls, run: UUID, after: int = 0) -> Iterator[NodeRunView]:
     while page := calls.flows.node_runs(run.bytes, after):
         redaction = hidden({"redact": page[0].redact})
         for visit in page:
-            yield visit._replace(input=redaction.shown(visit.input), output=redaction.shown(visit.output))
+            yield visit._replace(input=redaction.redacted(visit.input), output=redaction.redacted(visit.output))
         after = page[-1].number
 
 

@@ -16,7 +16,7 @@ from orchestrator.cli.terminal.ids import IdFormat, existing
 from orchestrator.cli.terminal.output import echo, hidden, print_fields, print_json, print_table, short_text, state
 from orchestrator.cli.terminal.reading import open_calls
 from orchestrator.domain.ids import successor_id, to_text
-from orchestrator.domain.runs import GOES_ON
+from orchestrator.domain.runs import CONTINUATION_REASONS
 from orchestrator.domain.states import RunState
 from orchestrator.monitoring.times import ago, between, when
 from orchestrator.sdk.app import Orchestrator
@@ -43,7 +43,7 @@ def _limit(run: RunDetail) -> str:
 
 def _successor_text(run: RunDetail, successor_view: CodeView | None) -> str | None:
     """Return the id of the run that continues this one, and whether that is because of a reset."""
-    if run.reason not in GOES_ON:
+    if run.reason not in CONTINUATION_REASONS:
         return None
     remark = (
         f": it was reset, and is {repeated(successor_view.reset)}"
@@ -134,7 +134,7 @@ MAX_CHILDREN = 100
 
 def find_run(calls: Calls, run: UUID) -> RunDetail:
     run_view = existing(calls.insights.show_run(run), "run", run)
-    shown = hidden().shown
+    shown = hidden().redacted
     return dataclasses.replace(
         run_view, params=shown(readable_params(run_view.params)), attributes=shown(run_view.attributes or {})
     )

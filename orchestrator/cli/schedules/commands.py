@@ -105,7 +105,7 @@ def _print(schedules: Sequence[StoredSchedule]) -> None:
         [
             (
                 _short(stored),
-                stored.schedule.words(),
+                stored.schedule.description(),
                 _soon(stored, now),
                 _note(stored),
                 state(stored.last_state) if stored.last_state else "",
@@ -140,12 +140,12 @@ def show(key: str, as_json: bool) -> None:
         {
             "schedule": _short(stored),
             "starts": _started(stored),
-            "when": f"{schedule.words()}, {schedule.timezone}",
+            "when": f"{schedule.description()}, {schedule.timezone}",
             "overlap": schedule.overlap,
             "catch up": schedule.catch_up,
             "jitter": f"up to {schedule.jitter:g}s" if schedule.jitter else None,
             "params": ", ".join(
-                f"{name}={short_text(value)}" for name, value in hidden().shown(schedule.params).items()
+                f"{name}={short_text(value)}" for name, value in hidden().redacted(schedule.params).items()
             ),
             "set by": _origin(stored),
             "next fire": _next(stored, now),
@@ -315,7 +315,7 @@ def delete(key: str, yes: bool) -> None:
     """
     with open_app() as app:
         stored = app.schedules[key].status()
-        confirm(f"Delete schedule {stored.key}, {stored.schedule.words()}?", yes=yes)
+        confirm(f"Delete schedule {stored.key}, {stored.schedule.description()}?", yes=yes)
         app.schedules[stored.key].delete()
     echo(f"Deleted schedule {stored.key}.")
 
@@ -386,5 +386,5 @@ def _next(stored: StoredSchedule, now: datetime) -> str:
 def _document(stored: StoredSchedule) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(stored, builtin_types=(datetime,))
     definition = document.pop("schedule") | {"overlap": stored.schedule.overlap, "catch_up": stored.schedule.catch_up}
-    definition["params"] = hidden().shown(stored.schedule.params)
+    definition["params"] = hidden().redacted(stored.schedule.params)
     return {"key": stored.key} | document | {"timezone": stored.schedule.timezone, "definition": definition}

@@ -103,7 +103,7 @@ def read_status(calls: Calls, settings: Settings) -> Status:
         *trouble.of_the_system(overview, settings.lease, health.complaint),
         *(() if settings.api_url else trouble.of_shards(overview, settings.shards)),
         *trouble.of_redis(health),
-        *trouble.of_what_redis_holds(held),
+        *trouble.foreign_data(held),
         *on_postgres,
         *trouble.of_payload_store(settings.payload_store),
     )

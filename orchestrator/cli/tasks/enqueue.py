@@ -15,7 +15,7 @@ from orchestrator.cli.terminal.options import app_option, json_option
 from orchestrator.cli.terminal.output import as_json as in_json
 from orchestrator.cli.terminal.output import data_text, echo, echo_json, hidden, parse_value, print_json
 from orchestrator.cli.terminal.reading import wait_with_notices
-from orchestrator.domain.tasks.obstacles import unregistered, wrong_door
+from orchestrator.domain.tasks.obstacles import unregistered, workflow_as_task
 from orchestrator.errors import Forbidden, InvalidTask, NotFound, UnknownTask, did_you_mean
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.tasks.by_name import call_by_name
@@ -73,7 +73,7 @@ def command(name: str, arguments: tuple[str, ...], app: str | None, wait: bool, 
         document = {"id": handle.id}
         if wait:
             obstacles = partial(application._client.backend.tasks.obstacles, UUID(handle.id).bytes)
-            result = hidden().shown(wait_with_notices(handle.result, obstacles))
+            result = hidden().redacted(wait_with_notices(handle.result, obstacles))
             if not as_json:
                 echo_json(data_text(result))
             document["result"] = in_json(result)
@@ -131,7 +131,7 @@ def _checked_name(calls: Any, name: str) -> str | None:
         kind = _kind_of(calls, name)
     except (Forbidden, NotFound):  # the key is limited to some queues: the API decides
         return None
-    if problem := wrong_door(name, kind):
+    if problem := workflow_as_task(name, kind):
         raise InvalidTask(problem)
     return None if kind == "task" or ":" in name else unregistered(name)
 

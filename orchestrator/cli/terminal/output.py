@@ -262,17 +262,17 @@ _MAX_VALUE_LENGTH = 1_000
 def hidden(options: Mapping[str, Any] | None = None) -> Redaction:
     """Return the redaction of the settings, plus that of a task with these options."""
     own = (pattern for name in ("redact", "inherited") for pattern in (options or {}).get(name, ()))
-    return Redaction((*redaction.words(load_settings().redact), *own))
+    return Redaction((*redaction.split_patterns(load_settings().redact), *own))
 
 
 def call_of(payload: bytes, options: Mapping[str, Any] | None = None) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments of a task, redacted."""
-    return hidden(options).call_shown(*display.call_of(payload))
+    return hidden(options).redacted_call(*display.call_of(payload))
 
 
 def stored_value(data: bytes, options: Mapping[str, Any] | None = None) -> Any:
     """Return a stored value, redacted."""
-    return hidden(options).shown(display.stored_value(data))
+    return hidden(options).redacted(display.stored_value(data))
 
 
 def call_text(name: str, payload: bytes, options: Mapping[str, Any] | None = None) -> str:

@@ -175,7 +175,7 @@ def run_lines(settings: Settings, run_id: str) -> list[str]:
         f"id        {run_view.id}",
         f"status    {run_view.status}{f' ({run_view.reason})' if run_view.reason else ''}",
         f"workflow  {run_view.workflow or 'none'}{f', version {run_view.version}' if run_view.version else ''}",
-        f"params    {data_text(hidden().shown(insights.readable_params(run_view.params)))}",
+        f"params    {data_text(hidden().redacted(insights.readable_params(run_view.params)))}",
         f"started   {when(run_view.started_at, now) or 'not yet'}",
         f"took      {between(run_view.began_at, run_view.ended_at or now)}",
         f"tasks     {run_view.total - run_view.open:,} of {run_view.total:,} ended, {run_view.failed:,} failed",

@@ -24,7 +24,7 @@ from orchestrator.store.insights.system import find_leader
 from orchestrator.store.load import QueueLoad, SystemLoad, queue_loads, system_load, use_indexes
 from orchestrator.telemetry import first_line
 from orchestrator.transport.connection import UNAVAILABLE, connect
-from orchestrator.transport.journal import read_marks
+from orchestrator.transport.journal import read_all_progress
 from orchestrator.transport.keys import Keys
 
 MINUTE = 60
@@ -107,7 +107,7 @@ class History:
     def sample(self, connection: Connection, now: float) -> None:
         """Add the tasks that have ended since the last sample."""
         rows: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
-        for row in activity.ended_lately(connection, _RECOUNT if self._has_sampled else MINUTE):
+        for row in activity.recently_ended(connection, _RECOUNT if self._has_sampled else MINUTE):
             rows[row.queue, row.second][0] += row.tasks
             rows[row.queue, row.second][1] += row.tasks if row.status == "failed" else 0
         for (queue, second), (ended, failed) in rows.items():
@@ -169,7 +169,7 @@ class Sampler:
             queues=queues,
             running=activity.in_flight(connection),
             workers=activity.workers_now(connection),
-            failures=activity.failures_lately(connection),
+            failures=activity.recent_failures(connection),
             runs=runs,
             minute=tuple(sum(column) for column in zip(*(queue.minute for queue in queues), strict=True)),
         )
@@ -184,7 +184,7 @@ class Sampler:
             if isinstance(memory, Exception):
                 raise memory
             running = {UUID(task.id).bytes: task for task in snapshot.running if task.status == "running"}
-            progress = read_marks(self._redis, self._keys, [*running])
+            progress = read_all_progress(self._redis, self._keys, [*running])
         except UNAVAILABLE as error:
             return replace(snapshot, redis=first_line(error))
         in_quarantine = quarantined if isinstance(quarantined, int) else 0

@@ -51,7 +51,7 @@ def find(result: Any) -> Outcome:
     if detail is not None:
         return of_task(app, detail)
     try:
-        result._look_for_run()
+        result._find_run()
     except OrchestratorError as error:
         return Outcome(state=states.FAILURE, result=of_end(app, error, result._enclosing_run))
     return _of_run(result) if result._run is not None else NOTHING

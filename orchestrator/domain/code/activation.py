@@ -148,16 +148,16 @@ def json_text(finding: Violation | WaitingPlaces, retry_at: float | None = None)
 
 PAGE = 1_000_000
 """Bytes of events in one message or page, at most."""
-LARGEST_HISTORY = 1_000_000_000
+MAX_HISTORY = 1_000_000_000
 """Bytes of a history that can be sent, at most."""
-MOST_IN_MESSAGES = 64_000_000
+MAX_IN_MESSAGES = 64_000_000
 """Bytes of history in the messages of one tick, at most, because the leader holds them in memory."""
-MOST_IN_PAGES = 256_000_000
+MAX_IN_PAGES = 256_000_000
 """Bytes of undelivered pages, at most, because Redis holds them in memory."""
 
 _BYTES_A_SECOND = 32_000_000
 """The estimated speed at which pages are sent and read."""
-_LONGEST_WAIT = 60.0
+_MAX_WAIT = 60.0
 
 
 class Delivery(Enum):
@@ -180,12 +180,12 @@ class HistoryBudget:
 
     def delivery(self, size: int) -> Delivery:
         """Return how to deliver a history of this size, and charge it."""
-        if size > LARGEST_HISTORY:
+        if size > MAX_HISTORY:
             return Delivery.NEVER
-        if size <= PAGE and self._in_messages < MOST_IN_MESSAGES:
+        if size <= PAGE and self._in_messages < MAX_IN_MESSAGES:
             self._in_messages += size
             return Delivery.MESSAGE
-        if size > PAGE and self._in_pages < MOST_IN_PAGES:
+        if size > PAGE and self._in_pages < MAX_IN_PAGES:
             self._in_pages += size
             return Delivery.PAGES
         self._waiting += size
@@ -194,7 +194,7 @@ class HistoryBudget:
     @property
     def wait(self) -> float:
         """The estimated seconds until a history that must wait now has room."""
-        return min(_LONGEST_WAIT, 1.0 + self._waiting / _BYTES_A_SECOND)
+        return min(_MAX_WAIT, 1.0 + self._waiting / _BYTES_A_SECOND)
 
 
 def history_unreadable(error: Exception) -> Violation:
@@ -207,6 +207,6 @@ def history_too_long(size: int) -> Violation:
     return Violation(
         0,
         "HistoryTooLong",
-        f"The history has {size:,} bytes, and at most {LARGEST_HISTORY:,} can be sent to a worker. "
+        f"The history has {size:,} bytes, and at most {MAX_HISTORY:,} can be sent to a worker. "
         f"Let the workflow continue_as_new earlier.",
     )

@@ -17,11 +17,11 @@ from orchestrator.domain.code.history import HistoryItem
 from orchestrator.errors import InvalidWorkflow
 
 Scalar = str | int | float | bool
-MOST = 32
+MAX_ATTRIBUTES = 32
 """Attributes of one run, at most."""
-LONGEST = 255
+MAX_TEXT_LENGTH = 255
 """Characters of a text, at most."""
-LARGEST = 2**53
+MAX_INTEGER = 2**53
 """Integers must stay below this value, for JSON."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _FILTER = re.compile(rf" *({_NAME.pattern}) *(!=|<=|>=|=|<|>) *(.*?) *")
@@ -33,8 +33,8 @@ _PYTHON = {"True": "true", "False": "false"}
 
 def checked(attributes: Mapping[str, object]) -> dict[str, Scalar]:
     """Return attributes as stored, with datetimes as UTC text. Raises InvalidWorkflow for invalid values."""
-    if len(attributes) > MOST:
-        raise InvalidWorkflow(f"Attributes: a run has at most {MOST}, found {len(attributes)}.")
+    if len(attributes) > MAX_ATTRIBUTES:
+        raise InvalidWorkflow(f"Attributes: a run has at most {MAX_ATTRIBUTES}, found {len(attributes)}.")
     return {_name(name): _scalar(name, value) for name, value in attributes.items()}
 
 
@@ -48,14 +48,14 @@ def _scalar(name: str, value: object) -> Scalar:
     match value:
         case datetime(tzinfo=zone) if zone is not None:
             return value.astimezone(UTC).isoformat()
-        case str() if len(value) <= LONGEST and value.isprintable():
+        case str() if len(value) <= MAX_TEXT_LENGTH and value.isprintable():
             return value
-        case int() if abs(value) < LARGEST:  # and a bool
+        case int() if abs(value) < MAX_INTEGER:  # and a bool
             return value
         case float() if math.isfinite(value):
             return value
     raise InvalidWorkflow(
-        f"Attribute {name!r}: expected a text of at most {LONGEST} printable characters, a number (a whole one "
+        f"Attribute {name!r}: expected a text of at most {MAX_TEXT_LENGTH} printable characters, a number (a whole one "
         f"below 2**53), true or false, or a datetime with a time zone; found {value!r:.100}."
     )
 
@@ -87,7 +87,7 @@ def attributes_of(events: Iterable[HistoryItem]) -> dict[str, Scalar]:
     return attributes
 
 
-def wanted(filters: Iterable[str]) -> dict[str, Scalar]:
+def parse_filters(filters: Iterable[str]) -> dict[str, Scalar]:
     """Return the attributes that filters such as `stage=paid` require. Quotes make a text of a number or a boolean."""
     required: dict[str, Scalar] = {}
     for name, operator, value in map(_parse_filter, filters):

@@ -15,17 +15,17 @@ from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import TaskError
 
 C = TypeVar("C")
-NOTHING = b"\xc0"
+ENCODED_NONE = b"\xc0"
 """The encoded result None."""
 PARENT_ASKS, PARENT_ENDED = "its parent asks for it", "its parent has ended"
 """Reasons of a child's cancel request, for its history."""
-ASKED = "somebody asked for it"
+REQUESTED = "somebody asked for it"
 """The reason of a cancel request from outside, for the history."""
-MOST_REFUSALS = 100
+MAX_REFUSALS = 100
 """How often in a row the end of a run is refused because of messages that its code has not seen."""
-CAME_LATE = {"came_late": True}
+TOO_LATE = {"came_late": True}
 """Error data of an update that arrived too late: nothing of it was done, so another run may take it."""
-MAY_BE_EARLY = (commands.CompleteRun, commands.FailRun)
+REFUSABLE_ENDS = (commands.CompleteRun, commands.FailRun)
 """Ends that can be refused because of unseen messages."""
 _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
 
@@ -73,7 +73,7 @@ def end_of(run: bytes, last: commands.EndCommand) -> TurnTaskEnd:
         case commands.CancelRun():
             return TurnTaskEnd(run, TaskState.CANCELLED, None, _CANCELLED)
         case commands.ContinueRun():
-            return TurnTaskEnd(run, TaskState.SUCCESS, NOTHING, None)
+            return TurnTaskEnd(run, TaskState.SUCCESS, ENCODED_NONE, None)
 
 
 def ends_too_early(report: Activated, unseen: Iterable[Event], *, has_messages: bool = False) -> bool:
@@ -84,7 +84,7 @@ def ends_too_early(report: Activated, unseen: Iterable[Event], *, has_messages: 
     request, or if it is a signal that can start a run of its own. It is also accepted after some refusals in a row,
     because a flood of signals could keep the run open for ever, and from a worker that does not know refusals.
     """
-    if not isinstance(report.commands[-1], MAY_BE_EARLY) or not 0 <= report.refusals < MOST_REFUSALS:
+    if not isinstance(report.commands[-1], REFUSABLE_ENDS) or not 0 <= report.refusals < MAX_REFUSALS:
         return False
     for event in unseen:
         match event.what:
@@ -112,7 +112,7 @@ def run_error(end: TurnTaskEnd, state: str, reason: str | None = None) -> TaskEr
 def child_outcome(child: bytes, state: str, end: TurnTaskEnd) -> Outcome:
     """Return the event for the parent of an ended run. `child` is the id by which the parent knows it."""
     if state == RunState.SUCCESS:
-        return history.ChildCompleted(child, end.result or NOTHING)
+        return history.ChildCompleted(child, end.result or ENCODED_NONE)
     if state == RunState.CANCELLED:
         return history.ChildCancelled(child)
     return history.ChildFailed(child, run_error(end, state) or TaskError("Failed", "The run failed."))
@@ -121,7 +121,7 @@ def child_outcome(child: bytes, state: str, end: TurnTaskEnd) -> Outcome:
 def task_outcome(task: bytes, state: str, result: bytes | None, error: TaskError | None) -> Outcome:
     """Return the event for the code whose task has ended."""
     if state == TaskState.SUCCESS:
-        return history.TaskCompleted(task, result or NOTHING)
+        return history.TaskCompleted(task, result or ENCODED_NONE)
     if state == TaskState.FAILED:
         return history.TaskFailed(task, error or TaskError("Failed", "The task failed."))
     return history.TaskCancelled(task)

@@ -344,7 +344,7 @@ def record(command: commands.Command) -> Record:
     return kind(*(getattr(command, name) for name in kind.__struct_fields__))
 
 
-def shown_events(events: Sequence[Event]) -> list[Event]:
+def seen_events(events: Sequence[Event]) -> list[Event]:
     """Return a history without facts that the code never saw. Empty if it saw none."""
     last = max((event.what.through for event in events if isinstance(event.what, ActivationApplied)), default=0)
     facts = get_args(Fact)

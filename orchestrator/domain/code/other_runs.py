@@ -13,7 +13,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from orchestrator.domain.code import history
-from orchestrator.domain.code.ends import NOTHING
+from orchestrator.domain.code.ends import ENCODED_NONE
 from orchestrator.domain.code.history import PromiseSettled
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import RunState
@@ -61,7 +61,7 @@ def is_wait(name: str) -> bool:
     return name.startswith(WAIT)
 
 
-def settled(id: bytes, problem: TaskError | None, value: bytes = NOTHING) -> PromiseSettled:
+def settled(id: bytes, problem: TaskError | None, value: bytes = ENCODED_NONE) -> PromiseSettled:
     """Return the event that reports the outcome of a signal or the end of a run."""
     return history.PromiseResolved(id, value) if problem is None else history.PromiseRejected(id, problem)
 
@@ -81,7 +81,7 @@ def has_ended(verb: str, target: Target, state: str) -> TaskError:
     return wrong_state(verb, target, f"it is in state {str(state)!r}")
 
 
-def unknown(problem: str) -> TaskError:
+def unknown_signal(problem: str) -> TaskError:
     """Return the error that the run's workflow does not take such a signal."""
     return TaskError("UnknownHandler", problem, phase=REFUSED)
 

@@ -44,7 +44,9 @@ def resolutions(settled: Sequence[PromiseSettled], created: Iterable[history.Pro
     ]
 
 
-def misfit(created: Iterable[history.PromiseCreated], waiting: Collection[bytes], name: str, value: Any) -> str | None:
+def mismatch(
+    created: Iterable[history.PromiseCreated], waiting: Collection[bytes], name: str, value: Any
+) -> str | None:
     """Return why a value does not match the type of the oldest open promise of this name, or None."""
     promise = next((record for record in created if record.name == name and record.id in waiting), None)
     if promise is None or not promise.schema:

@@ -48,7 +48,7 @@ class Ledger:
         self._commanded: list[str] = []
         self.shown = 0
         """The number of the last event that the code had been shown when its last batch was applied."""
-        self.went_on = 0
+        self.continued_after = 0
         """The number of the last event after which the code is known to have continued."""
         self.has_answers = False
         """The history contains answers to updates."""
@@ -56,7 +56,7 @@ class Ledger:
         """Ids of updates that were accepted, but not answered in the same turn."""
         self.refusals = 0
         """The number of refused ends of the code since the last turn that counts."""
-        self.together: dict[int, list[Event]] = {}
+        self.merged_facts: dict[int, list[Event]] = {}
         """By number, facts that the code is shown together with others because it had ended too early."""
         self.is_copy = False
         """The run was reset, and its history is a copy without records of what was open."""
@@ -65,7 +65,7 @@ class Ledger:
         self.violation: Violation | None = None
         self.end: Record | None = None
         """How the run ended, according to the history."""
-        self.exactly = False
+        self.compares_values = False
         """Also compare values, state and waits, to check that the code is deterministic."""
         self.in_order = False
         """Also compare the order of commands of different kinds."""
@@ -85,7 +85,7 @@ class Ledger:
                     self.refusals += 1
                     continue
                 self.refusals = 0
-                self.went_on, self.shown = self.shown, max(self.shown, what.through)
+                self.continued_after, self.shown = self.shown, max(self.shown, what.through)
                 self.accepted.update(what.accepted)
             elif isinstance(what, history.RunReset):
                 self.is_copy = True
@@ -102,7 +102,7 @@ class Ledger:
                 self._records[identity[:2]] = event.number, what  # type: ignore[assignment]  # a fact makes no claim
                 self._expected.append(_describe(identity))
         if self.end is None:
-            self.went_on = self.shown
+            self.continued_after = self.shown
         if refused_ends:
             self._join(events, refused_ends)
 
@@ -118,7 +118,7 @@ class Ledger:
             until = max(until, refused_ends.get(event.number, 0))
             if event.number < until:
                 group.append(event)
-                self.together[event.number] = group
+                self.merged_facts[event.number] = group
 
     def next(self, kind: Kind) -> tuple[int, bytes]:
         """Count one more command of a kind. Return its ordinal and the id of the object that it creates."""
@@ -163,7 +163,7 @@ class Ledger:
     def issue_end(self, command: commands.EndCommand, number: int) -> None:
         """Accept the final command of the code, given after event `number`."""
         self._trace(command)
-        if isinstance(command, commands.FailRun) and number <= self.went_on:
+        if isinstance(command, commands.FailRun) and number <= self.continued_after:
             self.violate_by_raising(number, command.error)
         if self.end is None:
             self._batch.append(command)
@@ -308,7 +308,7 @@ class Ledger:
     def _compare_values(self, number: int, subject: str, issued: Record, record: Record) -> None:
         """Compare all other values of a command, if requested. A deployment may legitimately change them."""
         expected, actual = _value(record), _value(issued)
-        if self.exactly and actual != expected:
+        if self.compares_values and actual != expected:
             self.violate(
                 number,
                 "ValueMismatch",

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from orchestrator.domain.dag.definition import Definition, Param, Step, misfit, queueing_problem, unknown_param
+from orchestrator.domain.dag.definition import Definition, Param, Step, mismatch, queueing_problem, unknown_param
 from orchestrator.domain.dag.expression import Template, parse, parse_template
 from orchestrator.domain.dag.grammar import Path as ExpressionPath
 from orchestrator.domain.dag.graph import certain_children, certain_triggers
@@ -24,10 +24,10 @@ IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,127}")
 STEP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 NAME = re.compile(r"[\w.:/-]{1,128}")
 _CENTURY = 100 * 365 * 86_400
-MOST_STEPS = 10_000
+MAX_STEPS = 10_000
 """Tasks of a workflow, at most. Planning takes linear time, and a tick has a second."""
-MOST_DEPENDENCIES = 200_000
-MOST_HOOKS = 20
+MAX_DEPENDENCIES = 200_000
+MAX_HOOKS = 20
 """Hooks for one outcome of a run, at most: each gets a copy of all parameters."""
 _MAX_CYCLES = 10
 
@@ -42,13 +42,13 @@ def check(definition: Definition) -> list[Problem]:
 def _too_large(definition: Definition) -> str | None:
     """Return why a definition is too large for the leader to plan in time, or None."""
     steps, edges = len(definition.steps), sum(len(step.depends_on) for step in definition.steps)
-    if steps > MOST_STEPS:
+    if steps > MAX_STEPS:
         return (
-            f"{steps:,} tasks, and a workflow may have {MOST_STEPS:,}: let one task fan out with foreach, or let tasks "
+            f"{steps:,} tasks, and a workflow may have {MAX_STEPS:,}: let one task fan out with foreach, or let tasks "
             f"start workflows of their own."
         )
-    if edges > MOST_DEPENDENCIES:
-        return f"{edges:,} dependencies in depends_on, and a workflow may have {MOST_DEPENDENCIES:,}."
+    if edges > MAX_DEPENDENCIES:
+        return f"{edges:,} dependencies in depends_on, and a workflow may have {MAX_DEPENDENCIES:,}."
     return None
 
 
@@ -92,8 +92,8 @@ def _workflow(definition: Definition) -> Iterator[Problem]:
         scope = _Scope(frozenset({"params"}), definition.params)
         yield from _template(("concurrency", "key"), definition.concurrency.key, scope)
     for key, hooks in (("on_failure", definition.on_failure), ("on_success", definition.on_success)):
-        if len(hooks) > MOST_HOOKS:
-            yield Problem((key,), f"{len(hooks):,} hooks, and at most {MOST_HOOKS} are allowed: let one task do more.")
+        if len(hooks) > MAX_HOOKS:
+            yield Problem((key,), f"{len(hooks):,} hooks, and at most {MAX_HOOKS} are allowed: let one task do more.")
         for index, hook in enumerate(hooks):
             if (hook.task is None) is (hook.webhook is None):
                 yield Problem((key, index), "expected either task or webhook.")
@@ -108,7 +108,7 @@ def _params(definition: Definition) -> Iterator[Problem]:
     for name, param in definition.params.items():
         if not IDENTIFIER.fullmatch(name):
             yield Problem(("params", name), _NOT_A_NAME.format("", describe(name)))
-        if param.default not in (UNSET, None) and (problem := misfit(param.type, param.default)):
+        if param.default not in (UNSET, None) and (problem := mismatch(param.type, param.default)):
             yield Problem(("params", name, "default"), f"{problem}.")
 
 

@@ -23,7 +23,7 @@ from orchestrator.errors import InvalidWorkflow
 PREFIX = "composed:"
 """The prefix of the names of compositions. No other name starts with it."""
 ARGS, PREVIOUS, RESULT = "args", "previous", "result"
-BY_PLACE = "*"
+POSITIONAL = "*"
 """The key of the positional arguments in the input of a step."""
 _DIGITS = 32
 
@@ -66,7 +66,7 @@ def packed(encoded: bytes) -> str:
     return base64.b64encode(encoded).decode()
 
 
-def opened(params: Mapping[str, Any]) -> dict[str, Any]:
+def decoded_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of a composition's run, decoded for the expressions of its steps."""
     return {
         name: timezones.decode(base64.b64decode(text)) if name in (ARGS, PREVIOUS) and text else text
@@ -74,6 +74,6 @@ def opened(params: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def given_to_child(values: Mapping[str, Any]) -> dict[str, Any]:
+def child_params(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that a step passes to a child composition as parameters."""
     return {name: packed(timezones.encode(value)) for name, value in values.items()}

@@ -19,7 +19,7 @@ from msgspec import UNSET
 from orchestrator.domain.dag.operators import describe, fits, listed
 from orchestrator.domain.plain import unstorable
 from orchestrator.domain.problems import Key
-from orchestrator.domain.redaction import handed_on
+from orchestrator.domain.redaction import inheritable_patterns
 from orchestrator.errors import InvalidWorkflow, did_you_mean
 
 Trigger = Literal["all_success", "all_ended", "any_success", "any_failed", "none_failed"]
@@ -170,7 +170,7 @@ def hidden_by(tasks: Iterable[Registered | None]) -> tuple[str, ...]:
     """Return the redaction patterns of all these tasks, which apply to each of them."""
     stored = [options.options for options in tasks if options is not None]
     patterns = (pattern for name in ("redact", "inherited") for options in stored for pattern in options.get(name, ()))
-    return tuple(dict.fromkeys(handed_on(patterns)))
+    return tuple(dict.fromkeys(inheritable_patterns(patterns)))
 
 
 def content_hash(definition: Definition) -> str:
@@ -217,7 +217,7 @@ def resolve_params(definition: Definition, given: Mapping[str, Any], now: dateti
             problems.append(f"parameter {name!r} ({param.type}) is missing, and has no default.")
         elif value is None and param.default is None:
             resolved[name] = None
-        elif problem := misfit(param.type, value):
+        elif problem := mismatch(param.type, value):
             problems.append(f"parameter {name!r}: {problem}.")
         else:
             resolved[name] = _plain(param.type, value, now, (definition.schedule or {}).get("timezone"))
@@ -251,7 +251,7 @@ def unknown_param(name: str, params: Mapping[str, Param]) -> str:
     return f"unknown parameter {name!r}.{did_you_mean(name, params) or hint}"
 
 
-def misfit(kind: ParamType, value: Any) -> str | None:
+def mismatch(kind: ParamType, value: Any) -> str | None:
     """Return why a value does not match a type, or None if it does."""
     if kind == "date":
         expected = "a date such as 2024-01-31, or today"

@@ -1,7 +1,7 @@
 """A small, safe language for inputs and conditions: `${discover.files[0].name}`, `${len(params.days) > 3}`.
 
-There is no eval, no attribute access and no loop. Values cannot grow beyond `LARGEST`, and the work of an evaluation is
-limited (`scope.py`). Operators by increasing precedence:
+There is no eval, no attribute access and no loop. Values cannot grow beyond `MAX_LENGTH`, and the work of an evaluation
+is limited (`scope.py`). Operators by increasing precedence:
 
     or    and    not    == != < <= > >= in, not in    + -    * / %    - (sign)    .field [index] function(...)
 
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.domain.dag.grammar import DEEPEST, WRAPPED, Path, read
-from orchestrator.domain.dag.operators import LARGEST, Evaluate, Fault, Names, describe, shortened
+from orchestrator.domain.dag.operators import MAX_LENGTH, Evaluate, Fault, Names, describe, shortened
 from orchestrator.domain.dag.scope import EvaluationBudget, Scope, TooMuch, scope_of
 from orchestrator.errors import ExpressionError
 
@@ -186,9 +186,9 @@ def _text_template(text: str) -> Template:
         for piece in pieces:
             filled.append(piece if isinstance(piece, str) else _as_text(piece, names))
             length += len(filled[-1])
-            if length > LARGEST:
+            if length > MAX_LENGTH:
                 raise ExpressionError(
-                    f"Expression in {shortened(text)}: the text is longer than {LARGEST:,} characters."
+                    f"Expression in {shortened(text)}: the text is longer than {MAX_LENGTH:,} characters."
                 )
         return "".join(filled)
 

@@ -29,7 +29,7 @@ from orchestrator.domain.dag.operators import (
 )
 from orchestrator.errors import ExpressionError, did_you_mean
 
-LONGEST = 10_000
+MAX_LENGTH = 10_000
 """Characters of an expression, at most."""
 DEEPEST = 100
 """Nesting levels of an expression, at most."""
@@ -69,9 +69,9 @@ _ADVICE = {
 
 def read(text: str) -> tuple[Evaluate, set[Path]]:
     """Parse an expression. Return a function that evaluates it, and its paths."""
-    if len(text) > LONGEST:
+    if len(text) > MAX_LENGTH:
         raise ExpressionError(
-            f"Expression {shortened(text)}: {len(text):,} characters, and at most {LONGEST:,} are allowed."
+            f"Expression {shortened(text)}: {len(text):,} characters, and at most {MAX_LENGTH:,} are allowed."
         )
     try:
         return _Parser(text).parse()

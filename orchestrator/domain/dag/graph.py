@@ -49,7 +49,7 @@ class Graph:
 
 # -- workflows that would start themselves endlessly: rejected if that is certain, whatever their tasks return
 
-MOST_FOLLOWED = 1_000
+MAX_FOLLOWED = 1_000
 """Workflows read to check one definition, at most."""
 
 Read = Callable[[str], Definition | None]
@@ -115,7 +115,7 @@ def _reach(definition: Definition, read: Read, follow: Callable[[Definition], It
     pending: list[tuple[Definition, list[str]]] = [(definition, [])]
     for current, path in pending:  # grows during the loop
         for name in follow(current):
-            if name in paths or len(paths) >= MOST_FOLLOWED:
+            if name in paths or len(paths) >= MAX_FOLLOWED:
                 continue
             paths[name] = [*path, name]
             reached = read(name) if name != definition.name else None

@@ -1,7 +1,7 @@
 """The operators and functions of expressions, and their error messages.
 
 They work as in Python, with exceptions: only numbers are multiplied, only values of the same type are ordered, no
-result may be larger than `LARGEST`, and work on long values is charged to a budget in advance.
+result may be larger than `MAX_LENGTH`, and work on long values is charged to a budget in advance.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from orchestrator.domain.dag.scope import EvaluationBudget, Scope
 from orchestrator.errors import did_you_mean
 from orchestrator.references import as_reference
 
-LARGEST = 1_000_000
+MAX_LENGTH = 1_000_000
 """The largest result of an expression, in characters of a string or items of a list."""
 
 KEYWORDS = frozenset({"and", "or", "not", "in", "true", "false", "null"})
@@ -165,8 +165,8 @@ def _add(left: Any, right: Any, budget: EvaluationBudget) -> Any:
         raise Fault(
             f"cannot add {describe(left)} and {describe(right)}: expected two numbers, two strings or two lists"
         )
-    if len(left) + len(right) > LARGEST:
-        raise Fault(f"cannot add {describe(left)} and {describe(right)}: the result is longer than {LARGEST:,}")
+    if len(left) + len(right) > MAX_LENGTH:
+        raise Fault(f"cannot add {describe(left)} and {describe(right)}: the result is longer than {MAX_LENGTH:,}")
     budget.copy(len(left) + len(right))
     return left + right
 

@@ -105,7 +105,7 @@ class Plan:
         fan = self._fans[index]
         return fan.held + (0 if index in self._reasons else fan.total - fan.created)
 
-    def halt(self) -> None:
+    def stop_starting(self) -> None:
         """Start no further steps: the run is being cancelled."""
         self._stopping = True
         self._candidates.clear()
@@ -123,7 +123,7 @@ class Plan:
 
     def stop(self) -> None:
         """Cancel waiting steps and start no others. Open steps end when their tasks end."""
-        self.halt()
+        self.stop_starting()
         for index, state in enumerate(self._steps):
             if state == StepState.WAITING:
                 self._steps[index] = StepState.CANCELLED
@@ -279,7 +279,7 @@ class Plan:
         if fan.ended >= fan.total:
             self._end(index, StepState.FAILED)
 
-    def lose(self, index: int, number: int, reason: str) -> None:
+    def fail_held(self, index: int, number: int, reason: str) -> None:
         """Fail tasks that were to be reopened but no longer exist."""
         fan = self._fans[index]
         fan.failed += number
@@ -313,7 +313,7 @@ class Plan:
         open_tasks = fan.total - fan.ended - remaining
         return remaining if concurrency is None else max(0, min(remaining, concurrency - open_tasks))
 
-    def give_back(self, index: int, number: int) -> None:
+    def undo_create(self, index: int, number: int) -> None:
         """Return the last `number` tasks that `create` took, to be created later."""
         self._fans[index].created -= number
         self.fans_with_room[index] = None

@@ -12,11 +12,11 @@ from typing import Any
 
 from orchestrator.errors import ExpressionError, InvalidWorkflow
 
-MOST_WORK = 5_000_000
+MAX_WORK = 5_000_000
 """The maximum cost of one evaluation. A unit is a simple comparison, some tens of nanoseconds."""
-ENOUGH_WORK = MOST_WORK // 5
+WORK_PER_TICK = MAX_WORK // 5
 """The cost after which a run continues in the next tick."""
-_MAX_PER_TICK = 2 * MOST_WORK
+_MAX_PER_TICK = 2 * MAX_WORK
 """The total cost after which all other runs wait for the next tick."""
 _MIN_INDEXED = 32
 """The length from which an index pays for lookups in a list."""
@@ -54,7 +54,7 @@ class EvaluationBudget:
     def spend(self, units: int) -> None:
         """Charge work in advance."""
         self.spent += units
-        if self.spent - self._began > MOST_WORK:
+        if self.spent - self._began > MAX_WORK:
             raise TooMuch("it takes too much work: it goes through too many values, or through some too often")
 
     def copy(self, length: int) -> None:
@@ -112,7 +112,7 @@ class Work:
 
     def has_room(self, budget: EvaluationBudget) -> bool:
         """Return whether another step may be evaluated."""
-        return budget.spent <= ENOUGH_WORK and self._spent <= _MAX_PER_TICK
+        return budget.spent <= WORK_PER_TICK and self._spent <= _MAX_PER_TICK
 
     def count(self, cost: int) -> None:
         self._spent += cost

@@ -148,9 +148,9 @@ def decide(trigger: Trigger, parents: int, tally: Mapping[int, int] | list[int])
 class Retry(NamedTuple):
     """The steps of a run that a retry repeats."""
 
-    again: list[int]
+    resumed: list[int]
     """Steps that resume with the input that they had."""
-    anew: list[int]
+    restarted: list[int]
     """Steps that start over as if they had never run."""
 
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from orchestrator.domain.dag.definition import Step
 from orchestrator.domain.dag.expression import Expression, parse, parse_template
 from orchestrator.domain.dag.graph import Graph
-from orchestrator.domain.dag.operators import LARGEST, describe
-from orchestrator.domain.dag.scope import ENOUGH_WORK, Scope
-from orchestrator.domain.limits.lane_limits import LONGEST_KEY, key_text
+from orchestrator.domain.dag.operators import MAX_LENGTH, describe
+from orchestrator.domain.dag.scope import WORK_PER_TICK, Scope
+from orchestrator.domain.limits.lane_limits import MAX_KEY_LENGTH, key_text
 from orchestrator.errors import ExpressionError
 from orchestrator.references import stored_items
 
@@ -93,9 +93,9 @@ class StepProgram:
             return FanOut(self.step.parallel)
         if self._parallel is not None:
             number = self._parallel.evaluate(names)
-            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= LARGEST:
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_LENGTH:
                 raise ExpressionError(
-                    f"parallel: {self.step.parallel}: expected a whole number up to {LARGEST:,}, "
+                    f"parallel: {self.step.parallel}: expected a whole number up to {MAX_LENGTH:,}, "
                     f"found {describe(number)}."
                 )
             return FanOut(number)
@@ -119,7 +119,7 @@ class StepProgram:
         key = None if keys_differ else self._key_of(names)
         scope = names
         for position in positions:
-            if budget.spent - spent_before > ENOUGH_WORK and position != positions[0]:
+            if budget.spent - spent_before > WORK_PER_TICK and position != positions[0]:
                 return
             budget.begin()
             if inputs_differ or keys_differ:
@@ -137,7 +137,7 @@ class StepProgram:
         key = key_text(value)
         if key is None and value is not None:
             raise ExpressionError(
-                f"concurrency_key: {self.step.concurrency_key}: expected printable text of 1 to {LONGEST_KEY} "
+                f"concurrency_key: {self.step.concurrency_key}: expected printable text of 1 to {MAX_KEY_LENGTH} "
                 f"characters, a whole number or null, found {describe(value)}."
             )
         return key

@@ -10,9 +10,9 @@ from msgspec import Meta
 
 from orchestrator.domain.executors.options import Broken, Execution, ExecutorOptions, strict_json
 from orchestrator.domain.executors.services import address_problem, service_problem
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 
-_LONGEST = 86_400.0
+_MAX_SECONDS = 86_400.0
 _RAW_NAMES = {"input", "params"}
 _BUSY = (404, 429, 502, 503, 504)
 """Status codes after which another worker is asked: this one does not know the service, or cannot serve it now."""
@@ -52,10 +52,12 @@ class Http(ExecutorOptions, frozen=True, kw_only=True):
             problems.append(("url", problem))
         if self.max_attempts is not None and not 1 <= self.max_attempts <= 1_000:
             problems.append(("max_attempts", f"expected 1 to 1000, found {self.max_attempts}"))
-        if not 0 <= self.attempt_delay <= _LONGEST:
-            problems.append(("attempt_delay", f"expected seconds, 0 to {_LONGEST:,.0f}, found {self.attempt_delay:g}"))
-        if self.request_timeout is not None and not 0 < self.request_timeout <= _LONGEST:
-            expected = f"expected seconds, more than 0 and up to {_LONGEST:,.0f}"
+        if not 0 <= self.attempt_delay <= _MAX_SECONDS:
+            problems.append(
+                ("attempt_delay", f"expected seconds, 0 to {_MAX_SECONDS:,.0f}, found {self.attempt_delay:g}")
+            )
+        if self.request_timeout is not None and not 0 < self.request_timeout <= _MAX_SECONDS:
+            expected = f"expected seconds, more than 0 and up to {_MAX_SECONDS:,.0f}"
             problems.append(("request_timeout", f"{expected}, found {self.request_timeout:g}"))
         return problems
 
@@ -85,14 +87,17 @@ def request_body(execution: Execution, constants: Mapping[str, Any]) -> bytes:
     return strict_json(body, f"What task {execution.task!r} sends to its service")
 
 
-class Passed(Exception):
+class TryAnotherWorker(Exception):
     """The answer does not concern the work itself: another worker is asked."""
 
 
 def read_answer(status: int, body: bytes, who: str) -> Any | Broken:
-    """Return the result in a service's answer, or the failure that it reports. Raise `Passed` if it holds neither."""
+    """Return the result in a service's answer, or the failure that it reports.
+
+    Raise `TryAnotherWorker` if it holds neither.
+    """
     if status in _BUSY:
-        raise Passed(f"{who} answered with status {status}")
+        raise TryAnotherWorker(f"{who} answered with status {status}")
     if 300 <= status < 400:
         return Broken("BadAnswer", f"{who} answered with status {status}: redirects are not followed.", retryable=False)
     is_good = 200 <= status < 300
@@ -115,7 +120,7 @@ def read_answer(status: int, body: bytes, who: str) -> Any | Broken:
     return data["result"]
 
 
-def said_lines(body: bytes) -> list[str]:
+def log_lines(body: bytes) -> list[str]:
     """Return the log lines that a service has sent beside its result, as `logs`."""
     try:
         answer = msgspec.json.decode(body)
@@ -191,7 +196,7 @@ class Process(ExecutorOptions, frozen=True, kw_only=True):
     files: _Size | None = None
     """Open files of each process of the program, at most."""
 
-    user: Annotated[str, Meta(pattern=whole(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"))] | None = None
+    user: Annotated[str, Meta(pattern=anchored(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"))] | None = None
     """The user that the program runs as, which requires a worker that runs as root. Default: the worker's user."""
 
     @property
@@ -215,7 +220,7 @@ class Process(ExecutorOptions, frozen=True, kw_only=True):
 
 # -- the executor `pull`: programs in any language, perhaps behind a firewall, that poll for work
 
-LARGEST_BODY = 64_000_000
+MAX_BODY = 64_000_000
 """Bytes of JSON sent to a program, at most, if the input is in the payload store."""
 
 

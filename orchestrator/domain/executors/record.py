@@ -102,7 +102,7 @@ class ExecutorCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """The execution of a cancelled task, which this call only has to end."""
 
     @property
-    def means(self) -> str:
+    def requirement(self) -> str:
         """The requirement as workers announce it, beside the names of their tasks. They may announce a matching
         pattern."""
         return announced(self.wants or self.name)
@@ -123,22 +123,25 @@ def is_program(name: str) -> bool:
     return name.startswith(f"{_ANNOUNCED}process ")
 
 
-def wanted(means: str) -> str:
+def displayed_requirement(means: str) -> str:
     """Return an announced requirement for display."""
     return means.removeprefix(_ANNOUNCED)
 
 
-def has_means(announcements: Iterable[str], means: str) -> bool:
+def meets_requirement(announcements: Iterable[str], means: str) -> bool:
     """Return whether one of a worker's announcements meets the requirement of a task."""
     return any(name == means or ("*" in name and is_announced(name) and _fits(means, name)) for name in announcements)
 
 
-def is_one_of(program: str, pattern: str) -> bool:
+def matches_program(program: str, pattern: str) -> bool:
     """Return whether a program matches a pattern. `*` stands for any text without a slash; alone, for any program."""
     parts, named = program.split("/"), pattern.split("/")
     return pattern == "*" or (len(parts) == len(named) and all(map(fnmatchcase, parts, named)))
 
 
 def _fits(means: str, pattern: str) -> bool:
-    (executor, _, program), (known, _, programs) = wanted(means).partition(" "), wanted(pattern).partition(" ")
-    return fnmatchcase(executor, known) and is_one_of(program, programs)
+    (executor, _, program), (known, _, programs) = (
+        displayed_requirement(means).partition(" "),
+        displayed_requirement(pattern).partition(" "),
+    )
+    return fnmatchcase(executor, known) and matches_program(program, programs)

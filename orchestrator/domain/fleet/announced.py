@@ -105,7 +105,7 @@ def unknown_signal(workflow: str, name: str, signals: Collection[str]) -> str:
     )
 
 
-def hiding(options: str | None, patterns: Iterable[str]) -> str | None:
+def with_redaction(options: str | None, patterns: Iterable[str]) -> str | None:
     """Return the stored options of a call by name, with the redaction patterns of its task added.
 
     Patterns that the call does not name are marked as `inherited`, so that equal calls still compare equal.
@@ -163,7 +163,7 @@ class FleetProcess:
         return self.state not in _SILENT
 
 
-def workers_meant(processes: Sequence[FleetProcess], name: str) -> list[list[FleetProcess]]:
+def matching_workers(processes: Sequence[FleetProcess], name: str) -> list[list[FleetProcess]]:
     """Return the workers, as lists of processes, that match a process id, a worker's name or a host.
 
     Live workers take precedence over silent ones, because a restarted worker may have the name of an earlier one.

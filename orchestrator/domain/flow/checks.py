@@ -15,7 +15,7 @@ import msgspec
 from orchestrator.domain.flow import expression
 from orchestrator.domain.flow.definition import (
     EXECS,
-    MOST_MS,
+    MAX_MS,
     Exec,
     Kind,
     Mode,
@@ -29,22 +29,22 @@ from orchestrator.domain.flow.definition import (
 )
 from orchestrator.domain.flow.edge_checks import of_edges, unknown_keys
 from orchestrator.domain.flow.paths import parse
-from orchestrator.domain.problems import MOST_PROBLEMS, Path, Problem, first_problems, shown
+from orchestrator.domain.problems import MAX_PROBLEMS, Path, Problem, first_problems, for_message
 from orchestrator.errors import ExpressionError, did_you_mean
 
 KINDS: tuple[str, ...] = get_args(Kind)
-MOST_NODES = 10_000
+MAX_NODES = 10_000
 """Nodes of a flow including its subflows, at most: the leader reads all of them."""
-TOO_MANY = f"more than {MOST_NODES:,} nodes, with those of the flows in its nodes; at most so many are allowed."
+TOO_MANY = f"more than {MAX_NODES:,} nodes, with those of the flows in its nodes; at most so many are allowed."
 DEEPEST = 20
 """Levels of nested flows, at most."""
-LONGEST_KEY = 128
+MAX_KEY_LENGTH = 128
 """Characters of a node's key, at most."""
-_LONGEST_PATH = 2_000
+_MAX_PATH_SIZE = 2_000
 """Bytes of a node's path (its key and those of the nodes above it), at most, because it is indexed."""
 
 
-class Known(NamedTuple):
+class KnownNames(NamedTuple):
     """The names that a flow may use. None if any name is allowed."""
 
     functions: Collection[str] | None = None
@@ -55,18 +55,18 @@ class Known(NamedTuple):
     """Whether the referenced flows have been looked up and inserted."""
 
 
-ANYTHING = Known()
+ANY_NAMES = KnownNames()
 _FLOW_KEYS = ("schedule", "start", "nodes", "edges", "max_steps", "description", "name", "version", "flow")
 _NODE_KEYS = tuple(Node.__struct_fields__)
 _PARTS: dict[str, type[msgspec.Struct]] = {"prep": Prep, "post": Post, "script": Script}
 
 
-def check(plain: Any, known: Known = ANYTHING) -> list[Problem]:
+def check(plain: Any, known: KnownNames = ANY_NAMES) -> list[Problem]:
     """Return the problems of a flow as written, or the first of very many."""
     return first_problems(_problems(plain, known))
 
 
-def _problems(plain: Any, known: Known, *, path: Path = (), depth: int = 0) -> Iterator[Problem]:
+def _problems(plain: Any, known: KnownNames, *, path: Path = (), depth: int = 0) -> Iterator[Problem]:
     if not isinstance(plain, dict):
         yield Problem(path, "a flow is a mapping with start, nodes and edges.")
         return
@@ -75,7 +75,7 @@ def _problems(plain: Any, known: Known, *, path: Path = (), depth: int = 0) -> I
     if not isinstance(nodes, dict) or not nodes:
         yield Problem((*path, "nodes"), "a flow has nodes: a mapping of keys to nodes.")
         return
-    if not depth and count_nodes(plain) > MOST_NODES:
+    if not depth and count_nodes(plain) > MAX_NODES:
         yield Problem((*path, "nodes"), TOO_MANY)
         return
     if depth > DEEPEST:
@@ -84,13 +84,13 @@ def _problems(plain: Any, known: Known, *, path: Path = (), depth: int = 0) -> I
     for key, node in nodes.items():
         at = (*path, "nodes", key)
         if not isinstance(node, dict):
-            yield Problem(at, f"node {key!r} is a mapping with a kind; found {shown(node)}.")
+            yield Problem(at, f"node {key!r} is a mapping with a kind; found {for_message(node)}.")
         else:
-            if not 1 <= len(str(key)) <= LONGEST_KEY or "/" in str(key):
-                reason = f"its key is a text of 1 to {LONGEST_KEY} characters without `/`."
-                yield Problem(at, f"a node cannot be called {shown(key)}: {reason}")
-            elif _path_size(at) > _LONGEST_PATH:
-                reason = f"have {_path_size(at):,} bytes together, and at most {_LONGEST_PATH:,} are allowed."
+            if not 1 <= len(str(key)) <= MAX_KEY_LENGTH or "/" in str(key):
+                reason = f"its key is a text of 1 to {MAX_KEY_LENGTH} characters without `/`."
+                yield Problem(at, f"a node cannot be called {for_message(key)}: {reason}")
+            elif _path_size(at) > _MAX_PATH_SIZE:
+                reason = f"have {_path_size(at):,} bytes together, and at most {_MAX_PATH_SIZE:,} are allowed."
                 yield Problem(at, f"node {key!r}: its key and those of the nodes in whose subflows it stands {reason}")
             name = f"{key!r:.140}"
             yield from (
@@ -100,9 +100,9 @@ def _problems(plain: Any, known: Known, *, path: Path = (), depth: int = 0) -> I
 
 
 def count_nodes(plain: Any) -> int:
-    """Return the number of nodes including subflows. Counting stops above `MOST_NODES`."""
+    """Return the number of nodes including subflows. Counting stops above `MAX_NODES`."""
     count, pending = 0, [plain]
-    while pending and count <= MOST_NODES:
+    while pending and count <= MAX_NODES:
         flow = pending.pop()
         nodes = flow.get("nodes") if isinstance(flow, dict) else None
         if isinstance(nodes, dict):
@@ -119,7 +119,7 @@ def _path_size(path: Path) -> int:
 # -- nodes
 
 
-def _node(node: dict[str, Any], known: Known, path: Path, depth: int) -> Iterator[Problem]:
+def _node(node: dict[str, Any], known: KnownNames, path: Path, depth: int) -> Iterator[Problem]:
     yield from unknown_keys(node, _NODE_KEYS, path, "a node")
     kind = node.get("kind") or "executor"
     if kind not in KINDS:
@@ -143,18 +143,18 @@ def _types(node: dict[str, Any], path: Path) -> Iterator[Problem]:
         except msgspec.ValidationError as error:
             words = " or ".join(_WORDS.get(key, ()))
             expected = f"{key} is {words}" if words else f"{key}: {_reason(error)}"
-            yield Problem((*path, key), f"{expected}; found {shown(value)}.")
+            yield Problem((*path, key), f"{expected}; found {for_message(value)}.")
         else:
             if isinstance(value, int) and not isinstance(value, bool) and key != "priority" and value < 0:
                 yield Problem((*path, key), f"{key} is not negative; found {value}.")
-            elif isinstance(value, int) and key.endswith("_ms") and value > MOST_MS:
-                yield Problem((*path, key), f"{key} is at most {MOST_MS:,}, a hundred years; found {value:,}.")
+            elif isinstance(value, int) and key.endswith("_ms") and value > MAX_MS:
+                yield Problem((*path, key), f"{key} is at most {MAX_MS:,}, a hundred years; found {value:,}.")
     for name, kind in _PARTS.items():
         part = node.get(name)
         if part is None:
             continue
         if not isinstance(part, dict):
-            yield Problem((*path, name), f"{name} is a mapping; found {shown(part)}.")
+            yield Problem((*path, name), f"{name} is a mapping; found {for_message(part)}.")
         else:
             yield from unknown_keys(part, kind.__struct_fields__, (*path, name), name)
             try:
@@ -162,10 +162,10 @@ def _types(node: dict[str, Any], path: Path) -> Iterator[Problem]:
             except msgspec.ValidationError as error:
                 yield Problem((*path, name), f"{name}: {_reason(error)}.")
             else:
-                if part.get("timeout_ms") and not 0 <= part["timeout_ms"] <= MOST_MS:
+                if part.get("timeout_ms") and not 0 <= part["timeout_ms"] <= MAX_MS:
                     at = (*path, name, "timeout_ms")
                     yield Problem(
-                        at, f"timeout_ms is from 0 to {MOST_MS:,}, a hundred years; found {part['timeout_ms']:,}."
+                        at, f"timeout_ms is from 0 to {MAX_MS:,}, a hundred years; found {part['timeout_ms']:,}."
                     )
 
 
@@ -199,7 +199,7 @@ def _items(value: Any) -> list[tuple[str, Any]]:
 
 def _path(text: Any, path: Path, *, within: str = "", is_result: bool = False) -> Iterator[Problem]:
     if not isinstance(text, str):
-        yield Problem(path, f"a path is a text, such as $shared.name; found {shown(text)}.")
+        yield Problem(path, f"a path is a text, such as $shared.name; found {for_message(text)}.")
         return
     try:
         parsed = parse(text)
@@ -218,11 +218,11 @@ def _path(text: Any, path: Path, *, within: str = "", is_result: bool = False) -
         yield Problem(path, f"{text!r} cannot be written: only keys of the shared state can, such as $shared.name.")
 
 
-def _executor(node: dict[str, Any], _params: Any, known: Known, path: Path, _depth: int) -> Iterator[Problem]:
+def _executor(node: dict[str, Any], _params: Any, known: KnownNames, path: Path, _depth: int) -> Iterator[Problem]:
     yield from _runs(node, known, path)
 
 
-def _runs(node: dict[str, Any], known: Known, path: Path, *, of: str = "") -> Iterator[Problem]:
+def _runs(node: dict[str, Any], known: KnownNames, path: Path, *, of: str = "") -> Iterator[Problem]:
     """Yield problems with the executor of a node or a branch."""
     kind = node.get("exec_type") or ""
     executors = known.executors
@@ -249,7 +249,7 @@ def _runs(node: dict[str, Any], known: Known, path: Path, *, of: str = "") -> It
             yield Problem((*path, "service"), f"there is no service {name!r}.{did_you_mean(str(name), known.services)}")
 
 
-def _choice(node: dict[str, Any], _params: Any, _known: Known, path: Path, _depth: int) -> Iterator[Problem]:
+def _choice(node: dict[str, Any], _params: Any, _known: KnownNames, path: Path, _depth: int) -> Iterator[Problem]:
     cases = node.get("choice_cases") or []
     if not isinstance(cases, list):
         yield Problem((*path, "choice_cases"), "choice_cases is a list of {action, expr}.")
@@ -260,7 +260,7 @@ def _choice(node: dict[str, Any], _params: Any, _known: Known, path: Path, _dept
     for number, case in enumerate(cases):
         at = (*path, "choice_cases", number)
         if not isinstance(case, dict) or not isinstance(case.get("action"), str) or not case["action"]:
-            yield Problem(at, f"case {number}: expected {{action, expr}}; found {shown(case)}.")
+            yield Problem(at, f"case {number}: expected {{action, expr}}; found {for_message(case)}.")
             continue
         yield from unknown_keys(case, ("action", "expr"), at, "a case")
         text = msgspec.json.encode(case.get("expr"), order="sorted").decode()
@@ -271,7 +271,7 @@ def _choice(node: dict[str, Any], _params: Any, _known: Known, path: Path, _dept
             yield Problem((*at, "expr"), f"case {number} ({case['action']}): {problem}")
 
 
-def _parallel(node: dict[str, Any], params: dict[str, Any], known: Known, path: Path, _: int) -> Iterator[Problem]:
+def _parallel(node: dict[str, Any], params: dict[str, Any], known: KnownNames, path: Path, _: int) -> Iterator[Problem]:
     execs = node.get("parallel_execs") or []
     services = node.get("parallel_services") or params.get("services") or []  # else they are parameters of the run
     yield from _execs(node, "parallel_execs", known, path)
@@ -282,7 +282,7 @@ def _parallel(node: dict[str, Any], params: dict[str, Any], known: Known, path: 
                 yield Problem((*path, "parallel_services", number), f"there is no service {name!r}.{hint}")
 
 
-def _foreach(node: dict[str, Any], _params: Any, known: Known, path: Path, _depth: int) -> Iterator[Problem]:
+def _foreach(node: dict[str, Any], _params: Any, known: KnownNames, path: Path, _depth: int) -> Iterator[Problem]:
     prep = node.get("prep")
     if not isinstance(prep, dict) or not prep.get("input_key"):
         yield Problem(path, "a foreach needs prep.input_key, the path of a list.")
@@ -291,7 +291,7 @@ def _foreach(node: dict[str, Any], _params: Any, known: Known, path: Path, _dept
     yield from _execs(node, "foreach_execs", known, path)
 
 
-def _execs(node: dict[str, Any], name: str, known: Known, path: Path) -> Iterator[Problem]:
+def _execs(node: dict[str, Any], name: str, known: KnownNames, path: Path) -> Iterator[Problem]:
     """Yield problems with the executors of branches, items or nodes of a subflow."""
     execs = node.get(name) or []
     if not isinstance(execs, list):
@@ -300,9 +300,9 @@ def _execs(node: dict[str, Any], name: str, known: Known, path: Path) -> Iterato
     for number, entry in enumerate(execs):
         at = (*path, name, number)
         if not isinstance(entry, dict):
-            yield Problem(at, f"{name}: expected a mapping; found {shown(entry)}.")
+            yield Problem(at, f"{name}: expected a mapping; found {for_message(entry)}.")
             continue
-        unknown = [*islice(unknown_keys(entry, Exec.__struct_fields__, at, name), MOST_PROBLEMS)]
+        unknown = [*islice(unknown_keys(entry, Exec.__struct_fields__, at, name), MAX_PROBLEMS)]
         yield from unknown
         yield from _mapping(entry, at)
         try:
@@ -325,7 +325,7 @@ def _inner_executor(node: dict[str, Any], key: Any) -> dict[str, Any] | None:
     return inner_node if isinstance(inner_node, dict) and (inner_node.get("kind") or "executor") == "executor" else None
 
 
-def _subflow(node: dict[str, Any], _params: Any, known: Known, path: Path, depth: int) -> Iterator[Problem]:
+def _subflow(node: dict[str, Any], _params: Any, known: KnownNames, path: Path, depth: int) -> Iterator[Problem]:
     inner = node.get("subflow")
     at = (*path, "subflow")
     if isinstance(inner, str) or (isinstance(inner, dict) and inner.get("flow") and "nodes" not in inner):
@@ -346,13 +346,15 @@ def _subflow(node: dict[str, Any], _params: Any, known: Known, path: Path, depth
             yield Problem((*path, "subflow_execs", number), f"its subflow has no node {requested!r}.{hint}")
 
 
-def _timer(_node: Any, params: dict[str, Any], _known: Known, path: Path, _depth: int) -> Iterator[Problem]:
+def _timer(_node: Any, params: dict[str, Any], _known: KnownNames, path: Path, _depth: int) -> Iterator[Problem]:
     if "delay_ms" not in params:
         yield Problem(path, "a timer needs params.delay_ms.")
     yield from _milliseconds(params, "delay_ms", path)
 
 
-def _waits(node: dict[str, Any], params: dict[str, Any], _known: Known, path: Path, _depth: int) -> Iterator[Problem]:
+def _waits(
+    node: dict[str, Any], params: dict[str, Any], _known: KnownNames, path: Path, _depth: int
+) -> Iterator[Problem]:
     name = "approval_key" if node.get("kind") == "approval" else "signal_key"
     if params.get(name):
         yield from _path(params[name], (*path, "params", name))
@@ -366,14 +368,16 @@ def _milliseconds(params: dict[str, Any], name: str, path: Path) -> Iterator[Pro
     if expression.is_path(value):
         yield from _path(value, (*path, "params", name))
     elif value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
-        yield Problem((*path, "params", name), f"params.{name} is a number of milliseconds; found {shown(value)}.")
-    elif value is not None and value > MOST_MS:
         yield Problem(
-            (*path, "params", name), f"params.{name} is at most {MOST_MS:,}, a hundred years; found {value:,}."
+            (*path, "params", name), f"params.{name} is a number of milliseconds; found {for_message(value)}."
+        )
+    elif value is not None and value > MAX_MS:
+        yield Problem(
+            (*path, "params", name), f"params.{name} is at most {MAX_MS:,}, a hundred years; found {value:,}."
         )
 
 
-_OF_KIND: dict[str, Callable[[dict[str, Any], dict[str, Any], Known, Path, int], Iterator[Problem]]] = {
+_OF_KIND: dict[str, Callable[[dict[str, Any], dict[str, Any], KnownNames, Path, int], Iterator[Problem]]] = {
     "executor": _executor,
     "choice": _choice,
     "parallel": _parallel,

@@ -28,10 +28,10 @@ ERROR = "error"
 """The edge that a failed node takes."""
 TIMEOUT = "timeout"
 """The edge that a node takes when its wait times out."""
-MOST_STEPS = 100_000
+MAX_STEPS = 100_000
 """Node visits of a run, at most, unless its flow sets another limit."""
 
-MOST_MS = 100 * 366 * 86_400_000
+MAX_MS = 100 * 366 * 86_400_000
 """The longest timeout or delay in milliseconds: a hundred years, which every timestamp can hold."""
 
 
@@ -183,7 +183,7 @@ class Flow(_Data, frozen=True, kw_only=True):
     @property
     def most_steps(self) -> int:
         """Node visits of a run, at most."""
-        return self.max_steps or MOST_STEPS
+        return self.max_steps or MAX_STEPS
 
 
 def content_hash(flow: Flow) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from orchestrator.domain.flow.definition import DEFAULT, ERROR, TIMEOUT
-from orchestrator.domain.problems import Path, Problem, shown
+from orchestrator.domain.problems import Path, Problem, for_message
 from orchestrator.errors import did_you_mean
 
 _EDGE_KEYS = ("from", "action", "to")
@@ -45,7 +45,7 @@ def of_edges(plain: dict[str, Any], nodes: dict[str, Any], path: Path) -> Iterat
         fields = edge if isinstance(edge, dict) else {}
         source, to, action = fields.get("from"), fields.get("to") or "", fields.get("action") or DEFAULT
         if not isinstance(source, str) or not isinstance(to, str) or not isinstance(action, str):
-            yield Problem(at, f"an edge is a mapping {{from, action, to}} of texts; found {shown(edge)}.")
+            yield Problem(at, f"an edge is a mapping {{from, action, to}} of texts; found {for_message(edge)}.")
             continue
         yield from unknown_keys(fields, _EDGE_KEYS, at, "an edge")
         if source not in nodes:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from orchestrator.domain.flow.paths import Names, find, parse
-from orchestrator.domain.problems import shown
+from orchestrator.domain.problems import for_message
 from orchestrator.errors import ExpressionError, did_you_mean
 
 OPERATORS = ("and", "or", "not", "eq", "ne", "gt", "lt", "ge", "le", "exists", "in", "contains")
@@ -112,7 +112,7 @@ def problems(expr: Any, depth: int = 0) -> Iterator[str]:
     elif not isinstance(expr, dict) or len(expr) != 1:
         yield (
             f"an expression is a mapping of one operator, such as {{eq: [$params.path, B]}}; "
-            f"found {shown(expr)}. Operators: {', '.join(OPERATORS)}."
+            f"found {for_message(expr)}. Operators: {', '.join(OPERATORS)}."
         )
     else:
         ((operator, operands),) = expr.items()
@@ -125,7 +125,7 @@ def _problems_with(operator: str, operands: Any, depth: int) -> Iterator[str]:
         yield f"there is no operator {operator!r}.{hint} Operators: {', '.join(OPERATORS)}."
     elif operator in ("and", "or"):
         if not isinstance(operands, list) or not operands:
-            yield f"{operator} takes a list of expressions; found {shown(operands)}."
+            yield f"{operator} takes a list of expressions; found {for_message(operands)}."
         else:
             for operand in operands:
                 yield from problems(operand, depth + 1)
@@ -133,10 +133,10 @@ def _problems_with(operator: str, operands: Any, depth: int) -> Iterator[str]:
         yield from problems(_single(operands), depth + 1)
     elif operator == "exists":
         if not is_path(_single(operands)):
-            yield f"exists takes a path, such as $shared.name; found {shown(operands)}."
+            yield f"exists takes a path, such as $shared.name; found {for_message(operands)}."
         yield from _problems_of(_single(operands))
     elif not isinstance(operands, list) or len(operands) != 2:
-        yield f"{operator} takes a list of two; found {shown(operands)}."
+        yield f"{operator} takes a list of two; found {for_message(operands)}."
     else:
         for part in operands:
             yield from _problems_of(part)

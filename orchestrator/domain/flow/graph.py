@@ -124,7 +124,7 @@ def of_item(graph: Graph, key: str, node: Node, position: int) -> Exec:
     return graph.executor(key)
 
 
-def passed_on(node: Node, params: dict[str, Any], names: Collection[str] | None) -> dict[str, Any]:
+def node_params(node: Node, params: dict[str, Any], names: Collection[str] | None) -> dict[str, Any]:
     """Return the parameters for the tasks of a node. `names` are the parameters of its function, if known.
 
     A function without a parameter `params` gets only its named parameters. The list of a foreach is left out unless

@@ -14,7 +14,7 @@ from orchestrator.errors import ExpressionError
 ROOTS = ("params", "shared", "input")
 _ROOT = re.compile(r"\$(\w*)")
 _PART = re.compile(r"(?:^|\.)([^.\[\]]+)|\[(\d{1,9})\]")
-_LONGEST = 1_000
+_MAX_LENGTH = 1_000
 
 
 class Path(NamedTuple):
@@ -40,8 +40,8 @@ class Names(NamedTuple):
 @lru_cache(maxsize=4_096)
 def parse(text: str, root: str = "shared") -> Path:
     """Parse a path, or raise ExpressionError. Cached, because all runs use the same paths."""
-    if len(text) > _LONGEST:
-        raise ExpressionError(f"A path has at most {_LONGEST:,} characters; found {len(text):,}.")
+    if len(text) > _MAX_LENGTH:
+        raise ExpressionError(f"A path has at most {_MAX_LENGTH:,} characters; found {len(text):,}.")
     rest = text
     root_match = _ROOT.match(text)
     if root_match is not None:

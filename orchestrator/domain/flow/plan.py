@@ -20,7 +20,7 @@ from orchestrator.domain.flow.cursor import CurrentNode, Cursor
 from orchestrator.domain.flow.decisions import fallback_of
 from orchestrator.domain.flow.definition import Exec
 from orchestrator.domain.flow.expression import evaluate
-from orchestrator.domain.flow.graph import branches, of_item, passed_on
+from orchestrator.domain.flow.graph import branches, node_params, of_item
 from orchestrator.domain.flow.paths import find, write
 from orchestrator.domain.flow.state import Calls, Frame, Kept, Wait
 from orchestrator.domain.flow.waits import Waiting
@@ -28,11 +28,11 @@ from orchestrator.errors import ExpressionError
 
 # -- nodes that call tasks: a single one, one per branch, or one per list item
 
-MOST_ITEMS = 10_000
+MAX_ITEMS = 10_000
 """Items of one foreach, at most: their results are kept in the run's state until the last has ended."""
 AT_ONCE = 100
 """Open tasks of one node, unless the node sets a limit."""
-MOST_AT_ONCE = 1_000
+MAX_AT_ONCE = 1_000
 DATA_AT_ONCE = 1_000_000
 """Bytes of parameters sent to the open tasks of one node, at most. One task is always open."""
 
@@ -58,8 +58,8 @@ class Calling(Cursor):
     def _call_each(self, current: CurrentNode, node_input: Any) -> None:
         if not isinstance(node_input, list):
             self._fail(node_input, f"A foreach takes a list; its input is {_described(node_input)}.")
-        elif len(node_input) > MOST_ITEMS:
-            self._fail(None, f"Its list has {len(node_input):,} items, and at most {MOST_ITEMS:,} are allowed.")
+        elif len(node_input) > MAX_ITEMS:
+            self._fail(None, f"Its list has {len(node_input):,} items, and at most {MAX_ITEMS:,} are allowed.")
         elif not node_input:
             self._finish(node_input, [])
         else:
@@ -84,8 +84,8 @@ class Calling(Cursor):
         common = current.graph.executor(current.frame.node)
         has_one_function = common.exec_type == "local_func" and node.kind != "parallel" and not node.foreach_execs
         names = self._graph.flow.takes.get(common.func or common.service) if has_one_function else None
-        params = passed_on(node, current.params, names)
-        width = 1 if node.parallel_mode == "sequential" else min(node.max_parallel or AT_ONCE, MOST_AT_ONCE)
+        params = node_params(node, current.params, names)
+        width = 1 if node.parallel_mode == "sequential" else min(node.max_parallel or AT_ONCE, MAX_AT_ONCE)
         if width > 1:
             width = min(width, max(1, DATA_AT_ONCE // (1 + self._size(params))))
         positions, node_input = calls.open_positions, self._call_input(current, calls)
@@ -173,11 +173,11 @@ TURN = 100
 class Planner(Calling, Waiting):
     """Advances one run, event by event."""
 
-    def tell(self, event: Event) -> list[Command]:
+    def handle(self, event: Event) -> list[Command]:
         """Apply an event and return the commands that follow. Late or repeated events change nothing."""
         state = self._state
         if state.has_ended and isinstance(event, commands.Signalled):
-            self.keep(event)
+            self.keep_signal(event)
             return []
         if state.has_ended and not (isinstance(event, commands.Retried) and state.error is not None):
             return []
@@ -203,7 +203,7 @@ class Planner(Calling, Waiting):
                     state.work.running.pop(event.id, None)
                 state.closing = [call for call in state.closing if call != event.id]
             elif isinstance(event, commands.Signalled):
-                self.keep(event)
+                self.keep_signal(event)
         self._end(error)
         if not self._state.closing:
             self._commands.append(commands.End(error))

@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.domain.flow import commands
 from orchestrator.domain.flow.cursor import CurrentNode, Cursor
 from orchestrator.domain.flow.decisions import action_of_approval
-from orchestrator.domain.flow.definition import MOST_MS, TIMEOUT
+from orchestrator.domain.flow.definition import MAX_MS, TIMEOUT
 from orchestrator.domain.flow.expression import is_path
 from orchestrator.domain.flow.graph import signal_path
 from orchestrator.domain.flow.paths import Path, find, parse, resolve, write
@@ -32,7 +32,7 @@ class Waiting(Cursor):
     def _signalled(self, event: commands.Signalled) -> None:
         state = self._state
         if state.is_over:
-            self.keep(event)
+            self.keep_signal(event)
             return
         try:
             key = parse(event.key).key
@@ -54,7 +54,7 @@ class Waiting(Cursor):
                 self._stop_waiting(work)
                 self._receive(current, work.input, value)
 
-    def keep(self, event: commands.Signalled) -> None:
+    def keep_signal(self, event: commands.Signalled) -> None:
         """Store a signal that arrives after the flow has ended, for a retry. The result of the run does not change."""
         with suppress(ExpressionError):
             key = parse(event.key).key
@@ -165,9 +165,9 @@ class Waiting(Cursor):
         value = find(str(value), current.names(node_input)) if is_path(value) else value
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
-        if not value <= MOST_MS:
+        if not value <= MAX_MS:
             raise ExpressionError(
-                f"params.{name} is at most {MOST_MS:,} milliseconds, a hundred years; found {value:,}."
+                f"params.{name} is at most {MAX_MS:,} milliseconds, a hundred years; found {value:,}."
             )
         return float(value)
 

@@ -9,8 +9,8 @@ of one token reaches its rate, too.
 
 A token is spent when a task is dispatched; the task starts when a worker gets to it. With slow workers, dispatched
 tasks would pile up and then start all at once. So a bucket also counts the dispatched attempts whose start is not yet
-reported (`unheard`), and admits no more while they are as many as may start at once. If one of them started late, the
-bucket is set as if all of them had been dispatched only then.
+reported (`unreported`), and admits no more while they are as many as may start at once. If one of them started late,
+the bucket is set as if all of them had been dispatched only then.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def lateness(rate: Rate) -> float:
     return max(0.0, _LATE - (bucket_size(rate) - 1) * interval(rate))
 
 
-def max_unheard(rate: Rate, ahead: float = AHEAD) -> int:
+def max_unreported(rate: Rate, ahead: float = AHEAD) -> int:
     """Return how many attempts may be dispatched with unreported starts: as many as may start at once."""
     return max(bucket_size(rate), math.ceil(ahead / interval(rate) - _ROUNDING))
 
@@ -79,40 +79,40 @@ class Buckets:
         """By bucket, the Unix time at which all admitted starts would be due at the even rate."""
         self.changed: set[str] = set()
         """Buckets that have changed since they were saved."""
-        self.unheard: Counter[str] = Counter()
+        self.unreported: Counter[str] = Counter()
         """By bucket, the number of dispatched attempts whose start is not reported."""
 
     def admits(self, name: str, rate: Rate, now: float, ahead: float = AHEAD) -> int:
         """Return how many tasks may be dispatched now."""
         tokens = bucket_size(rate) - math.ceil(self._ahead(name, rate, now) - _ROUNDING)
-        return max(0, min(tokens, max_unheard(rate, ahead) - self.unheard[name]))
+        return max(0, min(tokens, max_unreported(rate, ahead) - self.unreported[name]))
 
-    def is_unheard(self, name: str, rate: Rate, ahead: float = AHEAD) -> bool:
+    def waits_for_report(self, name: str, rate: Rate, ahead: float = AHEAD) -> bool:
         """Return whether the bucket admits no task before a start is reported, whatever the time."""
-        return self.unheard[name] >= max_unheard(rate, ahead)
+        return self.unreported[name] >= max_unreported(rate, ahead)
 
     def began_late(self, name: str, rate: Rate, now: float) -> None:
         """Apply the report of a late start. All other unreported attempts may start now, too.
 
         The bucket is set as if all of them were dispatched now: they use the tokens that have accrued since.
         """
-        due = now + min(self.unheard[name], bucket_size(rate)) * interval(rate)
+        due = now + min(self.unreported[name], bucket_size(rate)) * interval(rate)
         if due > self.due.get(name, 0.0):
             self.due[name] = due
             self.changed.add(name)
 
-    def spend(self, name: str, rate: Rate, now: float, count: int = 1, *, unheard: bool = False) -> None:
-        """Spend `count` tokens; a negative count returns tokens. `unheard`: the start will be reported."""
+    def spend(self, name: str, rate: Rate, now: float, count: int = 1, *, unreported: bool = False) -> None:
+        """Spend `count` tokens; a negative count returns tokens. `unreported`: the start will be reported."""
         self.due[name] = now + (self._ahead(name, rate, now) + count) * interval(rate)
         self.changed.add(name)
-        if unheard:
-            self.count_unheard(name, count)
+        if unreported:
+            self.count_unreported(name, count)
 
-    def count_unheard(self, name: str, count: int) -> None:
+    def count_unreported(self, name: str, count: int) -> None:
         """Change the number of attempts with unreported starts."""
-        self.unheard[name] += count
-        if self.unheard[name] <= 0:
-            del self.unheard[name]
+        self.unreported[name] += count
+        if self.unreported[name] <= 0:
+            del self.unreported[name]
 
     def next_admission(self, name: str, rate: Rate, now: float) -> float:
         """Return the time at which another task may start."""

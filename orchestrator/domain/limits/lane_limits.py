@@ -9,7 +9,7 @@ from uuid import UUID
 from orchestrator.domain.limits.buckets import Buckets, Rate
 from orchestrator.domain.tasks.task import TaskOptions
 
-LONGEST_KEY = 200
+MAX_KEY_LENGTH = 200
 _SEPARATOR = "|"
 """A character that no task or workflow name contains."""
 
@@ -33,7 +33,7 @@ def key_text(value: object) -> str | None:
     """Return a key as storable text, or None if the value is not a valid key."""
     if isinstance(value, (str, int, UUID)) and not isinstance(value, bool):
         text = str(value)
-        if 0 < len(text) <= LONGEST_KEY and text.isprintable():
+        if 0 < len(text) <= MAX_KEY_LENGTH and text.isprintable():
             return text
     return None
 
@@ -112,7 +112,7 @@ class LaneLimits:
         """Return whether a lane has no room before a task ends or its start is reported."""
         if options.concurrency is not None and self._count_of(lane) >= options.concurrency:
             return True
-        return options.rate is not None and self._buckets.is_unheard(lane_bucket(lane), options.rate)
+        return options.rate is not None and self._buckets.waits_for_report(lane_bucket(lane), options.rate)
 
     def is_open(self, gate: str, options: TaskOptions, now: float) -> bool:
         """Return whether the limits shared by all lanes of a gate allow another task."""
@@ -125,7 +125,7 @@ class LaneLimits:
         rate = options.total_rate
         if rate is None or self._buckets.admits(gate_bucket(gate), rate, now):
             return None
-        if self._buckets.is_unheard(gate_bucket(gate), rate):
+        if self._buckets.waits_for_report(gate_bucket(gate), rate):
             return None
         return self._buckets.next_admission(gate_bucket(gate), rate, now)
 
@@ -139,7 +139,7 @@ class LaneLimits:
             return Granted(turns, turns < requested, None)
         admitted = self._buckets.admits(lane_bucket(lane), options.rate, now)
         self.spend(lane, options, now, min(turns, admitted))
-        if admitted < turns and self._buckets.is_unheard(lane_bucket(lane), options.rate):
+        if admitted < turns and self._buckets.waits_for_report(lane_bucket(lane), options.rate):
             return Granted(admitted, True, None)
         if admitted < turns:
             return Granted(admitted, False, self._buckets.next_admission(lane_bucket(lane), options.rate, now))
@@ -150,14 +150,14 @@ class LaneLimits:
         if number == 0:
             return
         self.count(lane, number)
-        unheard = is_heard_of(options)
+        unreported = reports_start(options)
         if options.rate is not None:
-            self._buckets.spend(lane_bucket(lane), options.rate, now, number, unheard=unheard)
+            self._buckets.spend(lane_bucket(lane), options.rate, now, number, unreported=unreported)
         if options.total_rate is not None:
-            self._buckets.spend(gate_bucket(gate_of(lane)), options.total_rate, now, number, unheard=unheard)
+            self._buckets.spend(gate_bucket(gate_of(lane)), options.total_rate, now, number, unreported=unreported)
 
 
-# -- unheard attempts: dispatched, but no worker has reported the start yet
+# -- unreported attempts: dispatched, but no worker has reported the start yet
 #
 # Workers report the start of a task with a rate at once. Until then the message may wait in a stream that no worker
 # reads, or in a process that is suspended, and the task may start at any moment.
@@ -170,14 +170,14 @@ _LATE = 0.25
 from its report. The tolerance lets busy workers reach the rate."""
 
 
-class Handed(NamedTuple):
+class DispatchedAttempt(NamedTuple):
     at: float
     lane: str | None
     buckets: tuple[tuple[str, Rate], ...]
     """The buckets from which a token was spent, and their rates."""
 
 
-def is_heard_of(options: TaskOptions) -> bool:
+def reports_start(options: TaskOptions) -> bool:
     """Return whether tasks with these options have a rate and a worker reports their start at once.
 
     Executions are excluded: they need no slot, and their start is reported only when the external service accepts them.
@@ -192,57 +192,57 @@ def lane_buckets(lane: str, options: TaskOptions) -> tuple[tuple[str, Rate], ...
     return (*own, *shared)
 
 
-class Unheard:
-    """All unheard attempts. `Buckets.unheard` counts them by bucket when their tokens are spent."""
+class UnreportedStarts:
+    """All unreported attempts. `Buckets.unreported` counts them by bucket when their tokens are spent."""
 
     def __init__(self, buckets: Buckets) -> None:
         self._buckets = buckets
-        self._handed: dict[Attempt, Handed] = {}
+        self._dispatched: dict[Attempt, DispatchedAttempt] = {}
         self._unknown: set[Attempt] = set()
-        """Unheard attempts in lanes whose rates a new leader does not know yet."""
+        """Unreported attempts in lanes whose rates a new leader does not know yet."""
 
     def __bool__(self) -> bool:
-        return bool(self._handed)
+        return bool(self._dispatched)
 
-    def add(self, attempt: Attempt, handed: Handed) -> None:
+    def add(self, attempt: Attempt, dispatched: DispatchedAttempt) -> None:
         """Add a counted attempt. If the attempt is present already, add its buckets."""
-        previous = self._handed.get(attempt)
+        previous = self._dispatched.get(attempt)
         if previous is not None:
-            handed = Handed(previous.at, previous.lane, (*previous.buckets, *handed.buckets))
-        self._handed[attempt] = handed
+            dispatched = DispatchedAttempt(previous.at, previous.lane, (*previous.buckets, *dispatched.buckets))
+        self._dispatched[attempt] = dispatched
 
-    def recount(self, attempts: Iterable[tuple[Attempt, Handed]], unknown: Container[str] = ()) -> None:
+    def recount(self, attempts: Iterable[tuple[Attempt, DispatchedAttempt]], unknown: Container[str] = ()) -> None:
         """Replace all attempts by those dispatched but not started. `unknown` are lanes whose rates are not loaded."""
-        previous, self._handed = self._handed, {}
+        previous, self._dispatched = self._dispatched, {}
         self._unknown.clear()
-        self._buckets.unheard.clear()
-        for attempt, handed in attempts:
+        self._buckets.unreported.clear()
+        for attempt, dispatched in attempts:
             if attempt in previous:
-                handed = handed._replace(at=previous[attempt].at)
-            self._handed[attempt] = handed
-            self._buckets.unheard.update(name for name, _ in handed.buckets)
-            if handed.lane in unknown:
+                dispatched = dispatched._replace(at=previous[attempt].at)
+            self._dispatched[attempt] = dispatched
+            self._buckets.unreported.update(name for name, _ in dispatched.buckets)
+            if dispatched.lane in unknown:
                 self._unknown.add(attempt)
 
     def complete(self, options_of: Callable[[str], TaskOptions | None]) -> None:
         """Count the attempts of lanes whose rates have been loaded meanwhile."""
         for attempt in list(self._unknown):
-            handed = self._handed.get(attempt)
-            options = None if handed is None or handed.lane is None else options_of(handed.lane)
-            if handed is None or options is not None:
+            known = self._dispatched.get(attempt)
+            options = None if known is None or known.lane is None else options_of(known.lane)
+            if known is None or options is not None:
                 self._unknown.discard(attempt)
-            if handed is not None and handed.lane is not None and options is not None and is_heard_of(options):
-                more = lane_buckets(handed.lane, options)
-                self._handed[attempt] = handed._replace(buckets=(*handed.buckets, *more))
-                self._buckets.unheard.update(name for name, _ in more)
+            if known is not None and known.lane is not None and options is not None and reports_start(options):
+                more = lane_buckets(known.lane, options)
+                self._dispatched[attempt] = known._replace(buckets=(*known.buckets, *more))
+                self._buckets.unreported.update(name for name, _ in more)
 
-    def hear(self, attempt: Attempt, now: float | None = None) -> str | None:
+    def remove(self, attempt: Attempt, now: float | None = None) -> str | None:
         """Remove an attempt that has started or will not start. Return its lane, if any."""
-        handed = self._handed.pop(attempt, None)
-        if handed is None:
+        dispatched = self._dispatched.pop(attempt, None)
+        if dispatched is None:
             return None
-        for name, rate in handed.buckets:
-            if now is not None and now - handed.at > _LATE:
+        for name, rate in dispatched.buckets:
+            if now is not None and now - dispatched.at > _LATE:
                 self._buckets.began_late(name, rate, now)
-            self._buckets.count_unheard(name, -1)
-        return handed.lane
+            self._buckets.count_unreported(name, -1)
+        return dispatched.lane

@@ -30,7 +30,7 @@ from orchestrator.domain.limits.buckets import Buckets
 from orchestrator.domain.limits.lane_limits import LaneLimits, gate_of
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, TaskOptions
 
-MOST_LANES = 50_000
+MAX_LANES = 50_000
 """Lanes in memory, at most. Further lanes are read from Postgres when there is room."""
 
 FINE, COARSE = 128, 16
@@ -159,7 +159,7 @@ class Lanes:
         if is_first:
             self._doubt(lane, Rest.SOMETHING)
 
-    def was_overtaken(self, queue: str, name: str, priority: int, options: TaskOptions) -> None:
+    def claimed_early(self, queue: str, name: str, priority: int, options: TaskOptions) -> None:
         """Record that a task was claimed before it was counted. It used the turn of another ready task."""
         lane = self._lanes.get((queue, name))
         if lane is not None:
@@ -200,7 +200,7 @@ class Lanes:
         lane = self._lanes.get((queue, name))
         if lane is not None:
             lane.options = options
-        elif len(self._lanes) < MOST_LANES:
+        elif len(self._lanes) < MAX_LANES:
             lane = self._lanes[queue, name] = _Lane(queue, name, options, priority, state.clock)
             state.size += 1
         else:
@@ -225,7 +225,7 @@ class Lanes:
 
     def should_read(self) -> bool:
         """Return, once, whether lanes should be read again: some did not fit into memory, and now there is room."""
-        if not self._is_partial or len(self._lanes) > MOST_LANES // 2:
+        if not self._is_partial or len(self._lanes) > MAX_LANES // 2:
             return False
         self._is_partial = False
         return True
@@ -253,20 +253,20 @@ class Lanes:
         lanes = {name for _, name in self._lanes if gate_of(name)}
         return lanes.union(map(gate_of, lanes))
 
-    def held(self) -> dict[str, int]:
+    def in_flight(self) -> dict[str, int]:
         """Return the tasks in flight by lane and gate, for those with limits."""
         return self._limits.limited()
 
-    def took_off(self, lane: str) -> None:
+    def add_in_flight(self, lane: str) -> None:
         """Count a task in flight that was not known before."""
         self._limits.count(lane, 1)
 
-    def landed(self, lane: str, number: int = 1) -> None:
+    def remove_in_flight(self, lane: str, number: int = 1) -> None:
         """Count tasks of a lane as no longer in flight."""
         self._limits.count(lane, -number)
         self._release(lane)
 
-    def heard(self, lane: str) -> None:
+    def start_reported(self, lane: str) -> None:
         """Record that the start of a task was reported: the lane's rate may allow more now."""
         self._release(lane)
 
@@ -345,7 +345,7 @@ class Lanes:
             heapq.heappush(self._asleep, (granted.until, self._tickets, lane))
         return granted.turns
 
-    def give_back(self, queue: str, name: str, unused: int, now: float) -> None:
+    def return_turns(self, queue: str, name: str, unused: int, now: float) -> None:
         """Take back turns that a lane could not use."""
         lane = self._lanes[queue, name]
         self._limits.spend(lane.name, lane.options, now, -unused)
@@ -359,7 +359,7 @@ class Lanes:
 
         It may be claimed again before it is counted, and use the turn of another counted task.
         """
-        self.landed(name)
+        self.remove_in_flight(name)
         if (lane := self._lanes.get((queue, name))) is not None:
             lane.rest = max(lane.rest, Rest.PERHAPS)
 

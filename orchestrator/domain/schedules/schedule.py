@@ -33,7 +33,7 @@ Overlap = Literal["skip", "queue", "allow", "cancel_previous"]
 """The handling of a fire while a run of the same schedule is open."""
 
 DEFAULT_NAME = "default"
-MOST_CAUGHT_UP = 1_000
+MAX_CAUGHT_UP = 1_000
 """The largest allowed limit of `catch_up: all(limit)`."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -80,7 +80,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         kind, limit = catch_up_parts(self.catch_up) or ("latest", None)
         return {"none": 0, "latest": 1, "all": limit}[kind]
 
-    def words(self) -> str:
+    def description(self) -> str:
         """Return a description of the schedule's times, as the user wrote them."""
         times = f"every {format_duration(self.every)}" if self.every is not None else self.cron or f"once at {self.at}"
         since = f", from {self.start}" if self.start is not None else ""
@@ -134,9 +134,9 @@ def delay_of(schedule: Schedule, key: str) -> timedelta:
 def next_fire(schedule: Schedule, after: datetime) -> datetime | None:
     """Return the first fire after `after`, or None if there is none."""
     if schedule.start is not None:
-        after = max(after, moment(schedule.start, schedule.zone) - _INSTANT)
+        after = max(after, parse_moment(schedule.start, schedule.zone) - _INSTANT)
     fire = _next_fire(schedule, after)
-    if fire is not None and schedule.end is not None and fire >= moment(schedule.end, schedule.zone):
+    if fire is not None and schedule.end is not None and fire >= parse_moment(schedule.end, schedule.zone):
         return None
     return fire
 
@@ -148,7 +148,7 @@ def _next_fire(schedule: Schedule, after: datetime) -> datetime | None:
         interval = timedelta(seconds=schedule.every)
         return _EPOCH + ((after - _EPOCH) // interval + 1) * interval
     if schedule.at is not None:
-        fire = moment(schedule.at, schedule.zone)
+        fire = parse_moment(schedule.at, schedule.zone)
         return fire if fire > after else None
     assert schedule.cron is not None
     return _next_of_cron(schedule.cron, schedule.timezone, after.replace(microsecond=0) if after.microsecond else after)
@@ -163,7 +163,7 @@ def _next_of_cron(expression: str, timezone: str, after: datetime) -> datetime |
 def fires(schedule: Schedule, start: datetime, end: datetime) -> Iterator[datetime]:
     """Yield the fires from `start` until before `end`."""
     if schedule.end is not None:
-        end = min(end, moment(schedule.end, schedule.zone))
+        end = min(end, parse_moment(schedule.end, schedule.zone))
     fire = next_fire(schedule, start - _INSTANT)
     while fire is not None and fire < end:
         yield fire
@@ -196,7 +196,7 @@ def _later_that_day(schedule: Schedule, fire: datetime) -> Iterator[datetime]:
         yield (time - utc_offset).replace(tzinfo=UTC)
 
 
-def moment(text: str, zone: ZoneInfo) -> datetime:
+def parse_moment(text: str, zone: ZoneInfo) -> datetime:
     """Parse a moment, in the given zone unless the text has an offset."""
     parsed = datetime.fromisoformat(text)
     return moment_of(parsed, zone) if parsed.tzinfo is None else parsed.astimezone(UTC)

@@ -13,7 +13,7 @@ import msgspec
 from orchestrator.domain.tasks.task import parse_options
 from orchestrator.errors import InvalidTask
 
-MOST_BYTES = 4_096
+MAX_BYTES = 4_096
 """The maximum size of all headers of a task or run, as JSON."""
 
 HTTP_HEADER = "Orchestrator-Headers"
@@ -39,9 +39,9 @@ def check_headers(headers: object) -> dict[str, str]:
         if not name or "\0" in name + value or not _is_encodable(name + value):
             raise InvalidTask(f"Header {name!r:.100}: a header has a name, and no text that UTF-8 or Postgres lacks.")
     size = len(msgspec.json.encode(headers))
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise InvalidTask(
-            f"Headers: {size:,} bytes as JSON, and at most {MOST_BYTES:,} are allowed. The largest is "
+            f"Headers: {size:,} bytes as JSON, and at most {MAX_BYTES:,} are allowed. The largest is "
             f"{max(headers, key=lambda name: len(headers[name]))!r:.100}. Pass data as arguments, or a reference to it."
         )
     return dict(headers)

@@ -127,7 +127,7 @@ _WORKFLOWS = {
 }
 
 
-def wrong_door(name: str, kind: str | None) -> str | None:
+def workflow_as_task(name: str, kind: str | None) -> str | None:
     """Return the message for a caller that enqueues a workflow as a task. None if the name may be a task."""
     if kind not in _WORKFLOWS:
         return None

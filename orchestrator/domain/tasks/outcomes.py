@@ -121,13 +121,13 @@ def after_loss(alone: bool, losses: int, deaths: int, limit: int) -> RetryTask |
     return RetryTask(delay=0.0, losses=charged)
 
 
-FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
+FIRST_PAUSE, MAX_PAUSE = 60.0, 3600.0
 """Seconds before a stuck run is retried, doubled each time."""
 
 
 def pause_after_loss(times: int) -> float:
     """Return the seconds before the next retry of a run that is stuck because its processes died `times` times."""
-    return min(FIRST_PAUSE * 2.0 ** min(times, 16), LONGEST_PAUSE)
+    return min(FIRST_PAUSE * 2.0 ** min(times, 16), MAX_PAUSE)
 
 
 def after_loss_of_turn(alone: bool, losses: int, deaths: int, limit: int) -> RetryTask | FailTask:

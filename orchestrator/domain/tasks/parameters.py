@@ -33,7 +33,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 Parameters = Annotated[list[Parameter], Meta(max_length=1_000)]
 
 
-class Misfit(Exception):
+class Mismatch(Exception):
     """Arguments do not fit a function. `field` is the argument list at fault: `args` or `kwargs`."""
 
     def __init__(self, field: str, message: str) -> None:
@@ -57,7 +57,7 @@ def signature_of(parameters: Sequence[Parameter]) -> inspect.Signature:
 
 
 def check_call(parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise Misfit if the function cannot be called with these arguments."""
+    """Raise Mismatch if the function cannot be called with these arguments."""
     try:
         signature = signature_of(parameters)
     except ValueError:  # announced by a worker in another language, or of a Python release with other rules
@@ -70,7 +70,7 @@ def check_call(parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Map
             parameter.name not in kwargs and parameter.default is _P.empty and parameter.kind in _POSITIONAL
             for parameter in [*signature.parameters.values()][len(args) :]
         )
-        raise Misfit("kwargs" if is_about_keywords else "args", f"{error}. Expected {signature}") from None
+        raise Mismatch("kwargs" if is_about_keywords else "args", f"{error}. Expected {signature}") from None
 
 
 def by_name(parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:

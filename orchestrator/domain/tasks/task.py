@@ -128,7 +128,7 @@ def own_key(kind: Literal["once", "unique"], task: str, key: str) -> str:
     return f"{_key_prefix(kind, task)}{key}"
 
 
-def given_key(task: str, key: str) -> str:
+def caller_key(task: str, key: str) -> str:
     """Return the caller's key from a stored key, without the prefix that `own_key` adds."""
     for prefix in (_key_prefix("once", task), _key_prefix("unique", task), _key_prefix("once", "")):
         if key.startswith(prefix):

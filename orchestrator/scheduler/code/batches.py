@@ -16,9 +16,9 @@ from orchestrator.domain.code.activation import Activated, Violation, json_text
 from orchestrator.domain.code.attributes import Scalar
 from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.ends import (
-    MAY_BE_EARLY,
-    NOTHING,
+    ENCODED_NONE,
     PARENT_ASKS,
+    REFUSABLE_ENDS,
     CommandsByKind,
     end_of,
     ends_too_early,
@@ -36,10 +36,10 @@ from orchestrator.scheduler.tasks.creation import cancel_tasks, create_enqueued
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations
 from orchestrator.store.code import runs as code_runs
-from orchestrator.store.code.expectations import Answered, NewPromise
+from orchestrator.store.code.expectations import NewPromise, PromiseAnswer
 from orchestrator.store.code.taken_turns import Turn, suspend
 from orchestrator.store.code.turns import (
-    EVERYTHING,
+    ALL_EVENTS,
     LastTurn,
     append_last,
     once_refused,
@@ -106,7 +106,7 @@ def apply_activations(
         mark_stuck(tx, stuck)
     tx.result.code.preferred_workers.update((report.awaits, worker) for worker, report in reports if report.awaits)
     carry_out(tx, code, {run: batch for run, batch in batches.items() if run in accepted})
-    code.answer(tx, [Answered(answer.id, answer.result, answer.error) for answer in answers])
+    code.answer(tx, [PromiseAnswer(answer.id, answer.result, answer.error) for answer in answers])
 
 
 def _as_counted(moved: list[Moved], are_next: bool) -> list[Moved]:
@@ -156,7 +156,7 @@ def _append_last(
     old = [run for run, report in late.items() if report.refusals < 0]
     unfit = once_refused(tx.connection, old) if old else []
     stuck = [(run, late[run].attempt, _OUTDATED) for run in unfit]
-    counts = [_last_turn(late[run])._replace(through=EVERYTHING) for run in late.keys() - refused - {*unfit}]
+    counts = [_last_turn(late[run])._replace(through=ALL_EVENTS) for run in late.keys() - refused - {*unfit}]
     return before | (append_last(tx.connection, counts, tx.now) if counts else {}), refused, stuck
 
 
@@ -171,8 +171,8 @@ _OUTDATED = Violation(
 def _last_turn(report: Activated) -> LastTurn:
     records = [history.record(command) for command in report.commands]
     events = [history.ActivationApplied(report.through, report.accepted), *records]
-    may_wait = isinstance(_end_command(report), MAY_BE_EARLY) or report.refusals < 0
-    return LastTurn(report.id, report.attempt, report.through if may_wait else EVERYTHING, events)
+    may_wait = isinstance(_end_command(report), REFUSABLE_ENDS) or report.refusals < 0
+    return LastTurn(report.id, report.attempt, report.through if may_wait else ALL_EVENTS, events)
 
 
 def _end_command(report: Activated) -> commands.EndCommand:
@@ -218,7 +218,7 @@ def _end_turn_tasks(
             endings[TaskState(turn_task.state)].append(ending._replace(duration=report.duration))
         else:
             successes.append(
-                Success(turn_task.id, report.attempt, turn_task.result or NOTHING, report.duration, worker)
+                Success(turn_task.id, report.attempt, turn_task.result or ENCODED_NONE, report.duration, worker)
             )
         if isinstance(last, commands.ContinueRun):
             continuing[turn_task.id] = with_seen(last, report.through)
@@ -300,7 +300,7 @@ def carry_out(tx: Transaction, code: CodeRuns, batches: Mapping[bytes, Sequence[
         other_runs.send(tx, code, signals, ending)
     if changed := _attributes(requested):
         code_runs.set_attributes(tx.connection, changed)
-    reply(tx, [Answered(item.id, item.result, item.error) for _, item in requested.of(commands.AnswerUpdate)])
+    reply(tx, [PromiseAnswer(item.id, item.result, item.error) for _, item in requested.of(commands.AnswerUpdate)])
 
 
 def _attributes(requested: CommandsByKind) -> dict[bytes, dict[str, Scalar | None]]:
@@ -317,7 +317,7 @@ def _attributes(requested: CommandsByKind) -> dict[bytes, dict[str, Scalar | Non
 
 def _start_children(tx: Transaction, nesting: Nesting, new_runs: Sequence[NewRun]) -> None:
     """Start child runs. Those that are nested too deeply, or are too many, fail."""
-    parent_depths = ancestry.places(
+    parent_depths = ancestry.roots_and_depths(
         tx.connection, {child.parent_run for child in new_runs if child.parent_run is not None}
     )
     children = [_with_depth(child, parent_depths) for child in new_runs]

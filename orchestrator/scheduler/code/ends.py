@@ -34,16 +34,16 @@ class RunEnd(NamedTuple):
     """The command that continues the run as new, if any."""
     is_reset: bool
     """The run ends because a reset repeats it in a new run."""
-    heard: int | None = None
+    last_seen: int | None = None
     """The last event that the code has seen, if there are later ones."""
 
     @property
     def changes(self) -> RunChanges:
         """Return the changes to store until the run can be ended."""
-        return RunChanges(turn_task_end=self.turn_task, continuing=self.continuing, heard=self.heard)
+        return RunChanges(turn_task_end=self.turn_task, continuing=self.continuing, last_seen=self.last_seen)
 
     @property
-    def goes_on(self) -> bool:
+    def has_successor(self) -> bool:
         """Whether another run continues with the events of this one."""
         return self.continuing is not None or self.is_reset
 
@@ -68,17 +68,17 @@ def end_runs(tx: Transaction, ends: Sequence[RunEnd]) -> list[RunRow]:
     if successors:
         _continue(tx, [successors[run.id] for run in ended if run.id in successors])
     ended_ids = {run.id for run in ended}
-    seen = {end.turn_task.id: end.heard for end in ends if end.heard is not None and not end.goes_on}
+    seen = {end.turn_task.id: end.last_seen for end in ends if end.last_seen is not None and not end.has_successor}
     unseen = [(run, number) for run, number in seen.items() if run in ended_ids]
     if unseen:
-        begin_with(tx, histories.unheard(tx.connection, unseen))
+        begin_with(tx, histories.late_signals(tx.connection, unseen))
     with_open = [run.id for run in ended if run.open]
     if with_open:
         tx.result.wake.requests = True  # the pending work reports them as closing
         # A child may have continued in this tick too, so this comes after the start of successors.
         children = code_runs.children(tx.connection, with_open)
         ask_to_cancel(tx, [child.id for child in children if not child.terminates], PARENT_ENDED)
-        cancels.mark(tx.connection, [child.id for child in children if child.terminates], code=True)
+        cancels.mark_cancelling(tx.connection, [child.id for child in children if child.terminates], code=True)
     return ended
 
 
@@ -94,7 +94,7 @@ class _Successor(NamedTuple):
 def _successors(tx: Transaction, continuing: Mapping[bytes, ContinueRun]) -> dict[bytes, _Successor]:
     """Return the successors of runs, with all messages that the code of the old runs has not seen."""
     ids = list(continuing)
-    messages = histories.said(tx.connection, [(run, end.seen) for run, end in continuing.items()])
+    messages = histories.read_since(tx.connection, [(run, end.seen) for run, end in continuing.items()])
     carried = {run: carried_over(messages.get(run, []), end) for run, end in continuing.items()}
     settled = [run for run in ids if carried[run].settled]
     created = histories.promises(tx.connection, settled) if settled else {}
@@ -121,10 +121,10 @@ def _successors(tx: Transaction, continuing: Mapping[bytes, ContinueRun]) -> dic
 def _continue(tx: Transaction, successors: Sequence[_Successor]) -> None:
     new = [successor.new for successor in successors]
     create_runs(tx, new)
-    run_keys.pass_on(tx.connection, [(successor.predecessor, successor.new.id) for successor in successors])
+    run_keys.pass_to_successors(tx.connection, [(successor.predecessor, successor.new.id) for successor in successors])
     kept = [kept for successor in successors for kept in store.numbered(successor.new.id, successor.resolutions)]
     if kept:
-        store.keep(tx.connection, kept)
+        store.store_resolutions(tx.connection, kept)
     tx.result.wake.requests |= any(run.cancelling for run in new)  # the pending work reports it
 
 

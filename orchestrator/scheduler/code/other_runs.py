@@ -10,7 +10,7 @@ import msgspec
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Query
 from orchestrator.domain.code.commands import SignalRun
-from orchestrator.domain.code.ends import ASKED, NOTHING
+from orchestrator.domain.code.ends import ENCODED_NONE, REQUESTED
 from orchestrator.domain.code.history import Fact
 from orchestrator.domain.code.other_runs import (
     CANCEL,
@@ -21,10 +21,10 @@ from orchestrator.domain.code.other_runs import (
     is_wait,
     not_found,
     settled,
-    unknown,
+    unknown_signal,
     wrong_state,
 )
-from orchestrator.domain.ids import about_run
+from orchestrator.domain.ids import run_log_fields
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.runs import CodeRuns, append_facts
@@ -66,7 +66,7 @@ def send(tx: Transaction, code: CodeRuns, sent: Sequence[tuple[bytes, SignalRun]
         run = runs.get(Target(message.run, message.key))
         if run is not None and (run, message.name) not in unfit:
             facts[run].append(
-                history.RunCancelRequested(ASKED)
+                history.RunCancelRequested(REQUESTED)
                 if message.name == CANCEL
                 else history.SignalReceived(message.name, message.value)
             )
@@ -84,7 +84,7 @@ def send(tx: Transaction, code: CodeRuns, sent: Sequence[tuple[bytes, SignalRun]
         if run in elsewhere and refused is None:
             _send_to_shard(tx, elsewhere[run], run, message)
         if refused is not None:
-            refusal: TaskError | None = unknown(refused)
+            refusal: TaskError | None = unknown_signal(refused)
         else:
             refusal = (
                 None
@@ -149,7 +149,7 @@ def _refusal(target: Target, outcome: CodeRunOutcome | None, name: str) -> TaskE
 
 
 def _warn(run: bytes, name: str, refused: str | None) -> None:
-    ids = about_run(run)
+    ids = run_log_fields(run)
     if refused is not None:
         log.warning("run.signal_unknown run=%s signal=%s: %s", *ids.values(), name, refused, extra=ids)
     else:
@@ -215,7 +215,7 @@ def _open(tx: Transaction, waits: Sequence[NewPromise]) -> list[NewPromise]:
         run = found.get(target, b"")
         end = outcomes.get(run)
         if end is not None and end.status in ENDED_RUN_STATES:
-            facts[wait.run].append(settled(wait.id, failure(end.status, end.error), end.result or NOTHING))
+            facts[wait.run].append(settled(wait.id, failure(end.status, end.error), end.result or ENCODED_NONE))
         elif run in elsewhere:
             why = "it is in another shard, and to wait for that needs one shard for now"
             facts[wait.run].append(settled(wait.id, wrong_state("wait for", target, why)))

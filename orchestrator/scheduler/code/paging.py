@@ -19,7 +19,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.code.activation import PAGE
-from orchestrator.domain.ids import about_run
+from orchestrator.domain.ids import run_log_fields
 from orchestrator.scheduler.tick_result import CommitHooks, Paged, TickResult
 from orchestrator.store.code import turns
 from orchestrator.store.tasks.claims import Claimed
@@ -115,7 +115,7 @@ class Paging(CommitHooks):
 
     def _give_up(self, turn: Turn) -> None:
         """Stop sending a turn. The reconciler then dispatches it again, some seconds later."""
-        ids = about_run(turn[0])
+        ids = run_log_fields(turn[0])
         log.error(
             "run.history_too_large run=%s bytes=%d: Redis has no room for it",
             *ids.values(),

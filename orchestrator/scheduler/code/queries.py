@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from orchestrator.domain.code.activation import Query
-from orchestrator.domain.code.ends import NOTHING
+from orchestrator.domain.code.ends import ENCODED_NONE
 from orchestrator.domain.code.history import Fact
 from orchestrator.domain.code.other_runs import settled
 from orchestrator.scheduler.tick_result import TickResult
-from orchestrator.store.code.expectations import Answered
+from orchestrator.store.code.expectations import PromiseAnswer
 
 QueriesByRun = Mapping[bytes, Mapping[bytes, Query]]
 """Pending queries, by run and query id."""
@@ -41,16 +41,16 @@ class Queries:
         for run, attempt in tick.code.sent.items():
             self._sent[run] = attempt, self._waiting.pop(run, {})
 
-    def split(self, answers: Sequence[Answered]) -> tuple[dict[bytes, list[Fact]], Sequence[Answered]]:
+    def split(self, answers: Sequence[PromiseAnswer]) -> tuple[dict[bytes, list[Fact]], Sequence[PromiseAnswer]]:
         """Split answers into facts for asking runs, and answers for clients."""
         facts: dict[bytes, list[Fact]] = {}
-        for_clients: list[Answered] = []
+        for_clients: list[PromiseAnswer] = []
         for answer in answers:
             asker = self.askers.pop(answer.id, None)
             if asker is None:
                 for_clients.append(answer)
             else:
-                facts.setdefault(asker, []).append(settled(answer.id, answer.error, answer.result or NOTHING))
+                facts.setdefault(asker, []).append(settled(answer.id, answer.error, answer.result or ENCODED_NONE))
         return facts, for_clients
 
     @property

@@ -11,11 +11,11 @@ import msgspec
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Query
-from orchestrator.domain.code.ends import CAME_LATE
+from orchestrator.domain.code.ends import TOO_LATE
 from orchestrator.domain.code.history import Fact, RunWanted
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.code.promises import resolutions as resolutions_of
-from orchestrator.domain.ids import about_run, to_text
+from orchestrator.domain.ids import run_log_fields, to_text
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.runs import append_facts, reply
 from orchestrator.scheduler.runs.creation import create_runs
@@ -23,7 +23,7 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, histories
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
-from orchestrator.store.code.expectations import Answered, Kept, NewPromise
+from orchestrator.store.code.expectations import NewPromise, PromiseAnswer, StoredResolution
 from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.telemetry import get_logger
@@ -42,16 +42,16 @@ def signal(tx: Transaction, items: Sequence[Request]) -> None:
     keys = {fact.otherwise.key for _, fact in sent if fact.otherwise is not None}
     holders = run_keys.holders(tx.connection, list(keys)) if keys else {}
     facts: dict[bytes, list[history.SignalReceived]] = defaultdict(list)
-    passed: list[Answered] = []
+    passed: list[PromiseAnswer] = []
     for target, fact in sent:
         run = target if fact.otherwise is None else holders.get(fact.otherwise.key, target)
         facts[run].append(fact)
         if fact.otherwise is not None and run != target:
-            passed.append(Answered(fact.otherwise.id, run))
+            passed.append(PromiseAnswer(fact.otherwise.id, run))
     delivered = append_facts(tx, facts)
     reply(tx, [answer for answer in passed if answer.result in delivered])
     named = ((_data(item.body["request"]), item.body["name"]) for item in items if "request" in item.body)
-    reply(tx, [Answered(request, msgspec.msgpack.encode(name)) for request, name in named])
+    reply(tx, [PromiseAnswer(request, msgspec.msgpack.encode(name)) for request, name in named])
     late = {run: signals for run, signals in facts.items() if run not in delivered}
     if late:
         _keep_late_signals(tx, late)
@@ -90,7 +90,7 @@ def begin_with(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalRece
     by_key: dict[str, list[tuple[RunWanted, history.SignalReceived]]] = defaultdict(list)
     for run, signals in late.items():
         for name, count in Counter(item.name for item in signals if item.otherwise is None).items():
-            ids = about_run(run)
+            ids = run_log_fields(run)
             values = *ids.values(), name, count
             log.warning("run.signal_late run=%s signal=%s count=%s: the run had ended", *values, extra=ids)
         for item in signals:
@@ -109,12 +109,12 @@ def _deliver_or_start(tx: Transaction, late: Mapping[str, Sequence[tuple[RunWant
     delivered = append_facts(tx, {run: [signal for _, signal in late[key]] for key, run in holders.items()})
     new = {key: _run_with(signals) for key, signals in late.items() if holders.get(key) not in delivered}
     handed_over = [(holders[key], run.id) for key, run in new.items() if key in holders]
-    passed = run_keys.pass_on(tx.connection, handed_over) if handed_over else set()
+    passed = run_keys.pass_to_successors(tx.connection, handed_over) if handed_over else set()
     begun = {key: run for key, run in new.items() if run.id in passed or key not in holders}
     create_runs(tx, list(begun.values()))
     receivers = {key: begun[key].id if key in begun else holders[key] for key in late if key in begun or key not in new}
     pairs = ((wanted.id, run) for key, run in receivers.items() for wanted, _ in late[key])
-    reply(tx, [Answered(wanted, run) for wanted, run in pairs if wanted != run])
+    reply(tx, [PromiseAnswer(wanted, run) for wanted, run in pairs if wanted != run])
     if len(receivers) < len(late):  # meanwhile, a client has started a run with one of the ids
         _deliver_or_start(tx, {key: signals for key, signals in late.items() if key not in receivers})
 
@@ -150,8 +150,8 @@ def settle_promises(tx: Transaction, items: Sequence[Request]) -> None:
     settled = {(kept.run, kept.what.name) for kept in expectations.of_runs(tx.connection, runs)}
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     gone: list[tuple[bytes, bytes]] = []
-    early: dict[bytes, Kept] = {}
-    answers: list[Answered] = []
+    early: dict[bytes, StoredResolution] = {}
+    answers: list[PromiseAnswer] = []
     for item in items:
         request, name = _data(item.body["request"]), item.body["name"]
         waiting = open_promises[item.target, name]
@@ -159,20 +159,20 @@ def settle_promises(tx: Transaction, items: Sequence[Request]) -> None:
             promise = waiting.pop(0)
             gone.append((item.target, promise))
             facts[item.target].append(_resolution(item).of(promise))
-            answers.append(Answered(request))
+            answers.append(PromiseAnswer(request))
         elif (item.target, name) in settled:
-            answers.append(Answered(request, None, _settled(item.target, name)))
+            answers.append(PromiseAnswer(request, None, _settled(item.target, name)))
         else:
-            early[request] = Kept(item.target, 1, _resolution(item))
+            early[request] = StoredResolution(item.target, 1, _resolution(item))
         settled.add((item.target, name))
     if gone:
         expectations.forget_promises(tx.connection, gone)
         append_facts(tx, facts)
-    stored = expectations.keep(tx.connection, list(early.values())) if early else set()
+    stored = expectations.store_resolutions(tx.connection, list(early.values())) if early else set()
     answers += [
-        Answered(request, _open_names(open_promises, kept.run))
+        PromiseAnswer(request, _open_names(open_promises, kept.run))
         if (kept.run, kept.what.name) in stored
-        else Answered(request, None, _run_ended(kept.run))
+        else PromiseAnswer(request, None, _run_ended(kept.run))
         for request, kept in early.items()
     ]
     reply(tx, answers)
@@ -186,11 +186,11 @@ def _open_names(open_promises: Mapping[tuple[bytes, str], Sequence[bytes]], run:
 
 def meet_promises(tx: Transaction, created: Sequence[NewPromise]) -> None:
     """Deliver kept answers to promises that code has just created."""
-    waiting: dict[tuple[bytes, str], list[Kept]] = defaultdict(list)
+    waiting: dict[tuple[bytes, str], list[StoredResolution]] = defaultdict(list)
     for kept in expectations.of_runs(tx.connection, {promise.run for promise in created}):
         if kept.number:
             waiting[kept.run, kept.what.name].append(kept)
-    delivered: list[Kept] = []
+    delivered: list[StoredResolution] = []
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     gone: list[tuple[bytes, bytes]] = []
     for promise in created:
@@ -217,12 +217,12 @@ def give_up_promises(tx: Transaction, given_up: Sequence[tuple[bytes, bytes]]) -
     facts = [(run, fact) for run, fact in histories.settled(tx.connection, runs) if (run, fact.id) in missed]
     created = histories.promises(tx.connection, runs)
     numbers = Counter({(kept.run, kept.what.name): kept.number for kept in expectations.of_runs(tx.connection, runs)})
-    late: list[Kept] = []
+    late: list[StoredResolution] = []
     for run, fact in facts:
         (what,) = resolutions_of([fact], created[run])
         numbers[run, what.name] += 1
-        late.append(Kept(run, numbers[run, what.name], what))
-    expectations.keep(tx.connection, late)
+        late.append(StoredResolution(run, numbers[run, what.name], what))
+    expectations.store_resolutions(tx.connection, late)
     waiting = expectations.open_promises(tx.connection, runs)
     meet_promises(tx, [NewPromise(run, promise, name, 0) for run, promise, name in waiting])
 
@@ -252,12 +252,12 @@ def update(tx: Transaction, items: Sequence[Request]) -> None:
         facts[item.target].append(history.UpdateRequested(request, item.body["name"], _data(item.body["value"])))
     delivered = append_facts(tx, facts)
     late = ((run, late_update) for run, updates in facts.items() if run not in delivered for late_update in updates)
-    reply(tx, [Answered(late_update.id, None, _came_late(run, late_update.name)) for run, late_update in late])
+    reply(tx, [PromiseAnswer(late_update.id, None, _came_late(run, late_update.name)) for run, late_update in late])
 
 
 def _came_late(run: bytes, update: str) -> TaskError:
     text = f"Run {to_text(run)} ended before update {update!r} reached it: send it again to a run that is open."
-    return TaskError("WrongState", text, data=msgspec.json.encode(CAME_LATE).decode())
+    return TaskError("WrongState", text, data=msgspec.json.encode(TOO_LATE).decode())
 
 
 def queries(items: Iterable[Request]) -> Iterator[tuple[bytes, Query]]:

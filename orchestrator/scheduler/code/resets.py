@@ -20,7 +20,7 @@ from orchestrator.domain.code.ends import child_outcome
 from orchestrator.domain.code.history import Event, Outcome
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.code.resets import ResetBeginning, reset
-from orchestrator.domain.ids import about_run, derived_id, successor_id, to_text
+from orchestrator.domain.ids import derived_id, run_log_fields, successor_id, to_text
 from orchestrator.domain.runs import TIMED_OUT, TurnTaskEnd
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import WrongState
@@ -34,7 +34,7 @@ from orchestrator.store import payloads
 from orchestrator.store.code import expectations, histories, resets
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
-from orchestrator.store.code.expectations import Answered, Kept, NewPromise
+from orchestrator.store.code.expectations import NewPromise, PromiseAnswer, StoredResolution
 from orchestrator.store.code.resets import Handover, ResetRun
 from orchestrator.store.inbox import Request
 from orchestrator.store.runs import transitions as store
@@ -63,12 +63,12 @@ def reset_runs(tx: Transaction, runs: Runs, items: Sequence[Request]) -> set[int
     chosen: dict[bytes, Request] = {}
     parents: set[bytes | None] = set()
     waiting: set[int] = set()
-    answers: list[Answered] = []
+    answers: list[PromiseAnswer] = []
     room = MAX_EVENTS
     for item in items:
         run = item.target
         if (refusal := _refusal(run, last[run], heads)) is not None:
-            answers.append(Answered(_request(item), None, refusal))
+            answers.append(PromiseAnswer(_request(item), None, refusal))
         elif (
             run in chosen or run in parents or heads[run].parent_run in chosen or (chosen and heads[run].events > room)
         ):
@@ -83,19 +83,19 @@ def reset_runs(tx: Transaction, runs: Runs, items: Sequence[Request]) -> set[int
     for run, item in chosen.items():
         events, head = found.get(run, []), heads[run]
         if len(events) < head.events:  # retention is deleting the run right now
-            answers.append(Answered(_request(item), None, _not_found(run)))
+            answers.append(PromiseAnswer(_request(item), None, _not_found(run)))
             continue
         new = successor_id(run) if head.open else derived_id(_request(item), "reset")
         to, reason = item.body["to"], item.body["reason"]
         try:
             begins = reset(run, events, new, to, tx.now.timestamp(), reason)
         except WrongState as error:
-            answers.append(Answered(_request(item), None, TaskError("WrongState", str(error))))
+            answers.append(PromiseAnswer(_request(item), None, TaskError("WrongState", str(error))))
             continue
         planned.append(_Planned(head, new, begins, head.timeout or _timeout_of(events)))
-        answers.append(Answered(_request(item), msgspec.msgpack.encode(to_text(new))))
+        answers.append(PromiseAnswer(_request(item), msgspec.msgpack.encode(to_text(new))))
         updates += [event.what.id for event in events[to:] if isinstance(event.what, history.UpdateRequested)]
-        ids, as_what = about_run(run), (to, to_text(new), reason or "no reason")
+        ids, as_what = run_log_fields(run), (to, to_text(new), reason or "no reason")
         log.info("run.reset run=%s history_event=%d new_run=%s reason=%s", *ids.values(), *as_what, extra=ids)
     if planned:
         ending = [plan.head.id for plan in planned if plan.head.open]
@@ -147,7 +147,7 @@ def _start(tx: Transaction, code: CodeRuns, planned: Sequence[_Planned], last: M
     started = create_runs(tx, [_new_run(plan, ends[plan.new]) for plan in planned])
     planned = [plan for plan in planned if plan.new in started]
     for plan in planned:
-        payloads.keep_all(tx.connection, plan.head.id, plan.new)  # the history refers to them
+        payloads.copy_keepers(tx.connection, plan.head.id, plan.new)  # the history refers to them
     promises, waits = other_runs.split(
         [
             NewPromise(plan.new, promise.id, promise.name, promise.ordinal)
@@ -158,23 +158,23 @@ def _start(tx: Transaction, code: CodeRuns, planned: Sequence[_Planned], last: M
     expectations.create_promises(tx.connection, promises)
     if waits:
         other_runs.wait(tx, code, waits)
-    run_keys.pass_on(tx.connection, [(last[plan.head.id], plan.new) for plan in planned])
+    run_keys.pass_to_successors(tx.connection, [(last[plan.head.id], plan.new) for plan in planned])
     if handed_over:
         store.count(tx.connection, handed_over)
 
 
-def _keep(tx: Transaction, planned: Sequence[_Planned], kept: Sequence[Kept]) -> None:
+def _keep(tx: Transaction, planned: Sequence[_Planned], kept: Sequence[StoredResolution]) -> None:
     """Keep answers for the new runs to promises that the old runs have not created."""
     early: dict[bytes, list[Resolution]] = defaultdict(list)
     for item in kept:
         if item.number:
             early[item.run].append(item.what)
-    rows: list[Kept] = []
+    rows: list[StoredResolution] = []
     for plan in planned:
-        rows += [Kept(plan.new, 0, Resolution(name)) for name in plan.begins.settled]
+        rows += [StoredResolution(plan.new, 0, Resolution(name)) for name in plan.begins.settled]
         rows += expectations.numbered(plan.new, early[plan.head.id])
     if rows:
-        expectations.keep(tx.connection, rows)
+        expectations.store_resolutions(tx.connection, rows)
 
 
 def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewRun:

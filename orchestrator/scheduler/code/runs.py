@@ -20,8 +20,8 @@ from orchestrator.domain.code.activation import (
     history_unreadable,
     json_text,
 )
-from orchestrator.domain.code.history import Event, Fact, RunCancelRequested, RunStarted, TimerFired, shown_events
-from orchestrator.domain.ids import about_run, successor_id, to_text
+from orchestrator.domain.code.history import Event, Fact, RunCancelRequested, RunStarted, TimerFired, seen_events
+from orchestrator.domain.ids import run_log_fields, successor_id, to_text
 from orchestrator.domain.runs import CONTINUED, TIMED_OUT, Nesting, RunChanges
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import Lost, TaskError
@@ -34,7 +34,7 @@ from orchestrator.scheduler.runs.kinds import RunKind
 from orchestrator.scheduler.tick_result import Paged, TickResult
 from orchestrator.scheduler.transaction import Transaction, isolate
 from orchestrator.store.code import expectations, histories, turns
-from orchestrator.store.code.expectations import Answered
+from orchestrator.store.code.expectations import PromiseAnswer
 from orchestrator.store.code.turns import Unshown
 from orchestrator.store.runs import stuck
 from orchestrator.store.runs.transitions import Delta, RunRow
@@ -115,20 +115,20 @@ class CodeRuns(RunKind):
         found = {run.id: run for run in turns.unshown(tx.connection, ended)}
         read = turns.events(tx.connection, [run for run in found.values() if run.events is None and run.size <= PAGE])
         budget = HistoryBudget(0)
-        refused: list[Answered] = []
+        refused: list[PromiseAnswer] = []
         for run, query in requested:
             if run not in found:
                 problem = "it has not begun" if states.get(run) == RunState.PENDING else "it is stuck"
             elif found[run].size > PAGE:
                 problem = f"it has ended, and its history has {found[run].size:,} bytes: at most {PAGE:,} are replayed"
-            elif not (events := shown_events(read.get(run) or found[run].events or [])):
+            elif not (events := seen_events(read.get(run) or found[run].events or [])):
                 problem = "it ended before its code ran"
             else:
                 if budget.delivery(found[run].size) is Delivery.MESSAGE:
                     self._send_replay(tx, found[run], events, query)
                 continue
             error = TaskError("WrongState", f"Run {to_text(run)} cannot be asked: {problem}.")
-            refused.append(Answered(query.id, None, error))
+            refused.append(PromiseAnswer(query.id, None, error))
         self.answer(tx, refused)
 
     def _send_replay(self, tx: Transaction, run: Unshown, events: list[Event], query: Query) -> None:
@@ -167,7 +167,7 @@ class CodeRuns(RunKind):
 
     def lost(self, tx: Transaction, reports: Iterable[Lost]) -> None:
         """Retry queries whose process died, in a process of their own. If that has died, answer them with an error."""
-        answers: list[Answered] = []
+        answers: list[PromiseAnswer] = []
         for report in reports:
             if not report.alone:
                 self.queries.requeue(tx.result, [(report.id, report.attempt)])
@@ -177,10 +177,10 @@ class CodeRuns(RunKind):
             is_replay = report.id in self._replays
             queries = [report.id] if is_replay else self.queries.lost(tx.result, report.id, report.attempt)
             why = f"The process that answered this query died, and ran nothing else: {report.reason or 'killed'}."
-            answers += [Answered(query, None, TaskError("WorkerLost", why, phase="failed")) for query in queries]
+            answers += [PromiseAnswer(query, None, TaskError("WorkerLost", why, phase="failed")) for query in queries]
         self.answer(tx, answers)
 
-    def answer(self, tx: Transaction, answers: Sequence[Answered]) -> None:
+    def answer(self, tx: Transaction, answers: Sequence[PromiseAnswer]) -> None:
         """Send answers to the runs and clients that asked."""
         if self.queries.askers:
             facts, answers = self.queries.split(answers)
@@ -289,7 +289,7 @@ class CodeRuns(RunKind):
         if crowded:
             self._keep_back(tx, crowded)
         if later:
-            turns.put_off(tx.connection, later, tx.now)
+            turns.postpone(tx.connection, later, tx.now)
         if too_long:
             mark_stuck(tx, too_long)
         return with_events
@@ -376,7 +376,7 @@ def fire_timers(tx: Transaction, backlog: Backlog, late: Iterable[bytes], limit:
     return {run: events_of_run for run, events_of_run in facts.items() if run not in delivered}
 
 
-def reply(tx: Transaction, answers: Sequence[Answered]) -> None:
+def reply(tx: Transaction, answers: Sequence[PromiseAnswer]) -> None:
     """Store the answers to requests, and notify the waiting clients."""
     if answers:
         expectations.answer(tx.connection, answers, tx.now)
@@ -397,4 +397,4 @@ def mark_stuck(
     tx.result.note(moved, by_worker=True)
     messages = {run: violation.message for run, _, violation in reasons}
     for task in moved:
-        log.error("run.stuck run=%s error=%s", to_text(task.id), messages[task.id], extra=about_run(task.id))
+        log.error("run.stuck run=%s error=%s", to_text(task.id), messages[task.id], extra=run_log_fields(task.id))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from orchestrator.domain import timezones
-from orchestrator.domain.dag.composed import BY_PLACE, child_id, given_to_child, is_composed
+from orchestrator.domain.dag.composed import POSITIONAL, child_id, child_params, is_composed
 from orchestrator.domain.dag.definition import check_size, resolve_params
 from orchestrator.domain.dag.placement import Origin
 from orchestrator.domain.dag.plan import Plan
@@ -44,13 +44,15 @@ def retry_plan(tx: Transaction, run: bytes, plan: Plan, limit: int) -> bool:
     }
     children = run_retries.with_children(tx.connection, run, list(singles)) if singles else set()
     retry = to_retry(plan.graph, state.steps, {*state.fans, *(singles[name] for name in children)})
-    restarted = [steps[step_index].name for step_index in retry.anew]
-    if restarted and run_retries.take_back(tx.connection, run, restarted, limit) >= limit:
+    restarted = [steps[step_index].name for step_index in retry.restarted]
+    if restarted and run_retries.delete_to_replan(tx.connection, run, restarted, limit) >= limit:
         return False
-    doubtful = {steps[step_index].name: step_index for step_index in retry.again if plan.may_be_incomplete(step_index)}
+    doubtful = {
+        steps[step_index].name: step_index for step_index in retry.resumed if plan.may_be_incomplete(step_index)
+    }
     found = run_retries.created(tx.connection, run, list(doubtful)) if doubtful else {}
-    plan.retry(retry.again, retry.anew, tx.now.timestamp(), {doubtful[name]: found[name] for name in found})
-    for step_index in retry.again:
+    plan.retry(retry.resumed, retry.restarted, tx.now.timestamp(), {doubtful[name]: found[name] for name in found})
+    for step_index in retry.resumed:
         if plan.fan(step_index) is None:
             tx.result.wake.runs_to_begin = True
             if not run_retries.requeue_children(tx.connection, run, steps[step_index].name, tx.now, 1):
@@ -73,7 +75,7 @@ def reopen_held(tx: Transaction, run: bytes, plan: Plan, step_index: int, limit:
         found = len(moved)
         tx.result.wake.requests |= any(task.lane is not None for task in moved)
     if found < number:
-        plan.lose(step_index, number - found, _GONE)
+        plan.fail_held(step_index, number - found, _GONE)
     return number
 
 
@@ -181,7 +183,7 @@ class StepCreation:
         created.children.extend(children)
         remaining = len(positions) - len(tasks) - len(children)
         if remaining:
-            run.plan.give_back(step_index, remaining)
+            run.plan.undo_create(step_index, remaining)
 
     def _child(
         self,
@@ -200,7 +202,7 @@ class StepCreation:
         if stored is None:
             raise InvalidWorkflow(f"There is no workflow {workflow!r}.")
         if is_composed(workflow):
-            params_given = given_to_child(params_given)
+            params_given = child_params(params_given)
         elif any(as_reference(value) is not None for value in params_given.values()):
             raise InvalidWorkflow(
                 f"Step {step.name!r}: a parameter of workflow {workflow!r} is large and in the payload store, and "
@@ -234,7 +236,7 @@ def task_of(
     """Return a new task of a step."""
     step = run.compiled.graph.steps[step_index]
     context = {"workflow": run.info["workflow"], "step": step.name, "index": position, "count": count}
-    by_place = inputs.pop(BY_PLACE, ()) if run.compiled.result is not None else ()
+    by_place = inputs.pop(POSITIONAL, ()) if run.compiled.result is not None else ()
     payload = timezones.encode((by_place, inputs, context))
     if len(payload) > max_payload:
         raise InvalidWorkflow(

@@ -14,7 +14,7 @@ import msgspec
 
 from orchestrator.domain import timezones
 from orchestrator.domain.dag import composed
-from orchestrator.domain.dag.checks import MOST_STEPS
+from orchestrator.domain.dag.checks import MAX_STEPS
 from orchestrator.domain.dag.definition import hooks_of
 from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.state import STATE_OF_TASK, DagState, Delta
@@ -115,7 +115,7 @@ class Dags(PlannedRuns[DagRun]):
                 return 0
             workflow, version, stored = versions[run]
             compiled = self._compiled.get((workflow, version))
-            return MOST_STEPS if compiled is None else len(compiled.graph.steps) + stored // _PARAMETER_BYTES_PER_STEP
+            return MAX_STEPS if compiled is None else len(compiled.graph.steps) + stored // _PARAMETER_BYTES_PER_STEP
 
         return size
 
@@ -151,12 +151,12 @@ class Dags(PlannedRuns[DagRun]):
             info = {"id": to_text(row.id), "workflow": row.workflow, "version": row.version, "fire_time": fire_time}
             plan = Plan(compiled.graph, state)
             if row.cancelling:
-                plan.halt()
+                plan.stop_starting()
             if row.expanding:  # the run has steps left to start, in addition to these changes
                 plan.resume()
             params = row.params
             if compiled.result is not None and isinstance(params, dict):
-                params = composed.opened(params)
+                params = composed.decoded_params(params)
             run = DagRun(row.id, compiled, params, info, plan, row.depth, row.root, row.params_size)
             weight = _RUN_WEIGHT + len(compiled.graph.steps) + row.params_size // _PARAMETER_BYTES_PER_WEIGHT
             found[row.id] = self._runs.put(row.id, run, weight)

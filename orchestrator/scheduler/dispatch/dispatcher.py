@@ -24,8 +24,8 @@ from sqlalchemy import Connection
 from orchestrator.domain.executors.record import is_announced
 from orchestrator.domain.tasks.obstacles import PAYLOAD_STORE, hold_for_key
 from orchestrator.domain.tasks.task import executor_of
-from orchestrator.references import MARK, SHORTEST
-from orchestrator.scheduler.dispatch.executing import landed, over_room, place_executions
+from orchestrator.references import MARK, MIN_SIZE
+from orchestrator.scheduler.dispatch.executing import out_of_flight, over_room, place_executions
 from orchestrator.scheduler.dispatch.windows import Windows
 from orchestrator.scheduler.fleet.capabilities import CapacityHold, Placement
 from orchestrator.scheduler.fleet.view import Fleet
@@ -227,7 +227,7 @@ class Dispatcher(CommitHooks):
         tasks, executions = _split(found)
         if executions or self._executing:
             tasks = self._execute(claim, tasks, executions, slots)
-        if max(sizes, default=0) >= SHORTEST:
+        if max(sizes, default=0) >= MIN_SIZE:
             tasks = self._with_readable_input(claim, tasks)
         (self._place if capabilities.mixed else self._send_known)(claim, tasks)
         self._settle(claim, found)
@@ -264,7 +264,7 @@ class Dispatcher(CommitHooks):
         lacking = [task for task in tasks if _wants_store(task) and not self._fleet.knows(task.queue, _STORE)]
         if lacking:
             claim.put_back(lacking, hold_for_key(PAYLOAD_STORE))
-            claim.tx.result.capacity.lacking.append(hold_for_key(PAYLOAD_STORE))
+            claim.tx.result.capacity.resource_holds.append(hold_for_key(PAYLOAD_STORE))
         return claim.remaining(tasks)
 
     def _send_known(self, claim: _Claim, tasks: list[Claimed]) -> None:
@@ -331,7 +331,9 @@ class Dispatcher(CommitHooks):
             is_of_tasks = not hold.wanted or is_announced(hold.wanted)
             if is_of_tasks and hold.queue in rooms and capabilities.room(hold) == 0:
                 full.append((hold.queue, hold.name, hold.hold))
-        if full and waiting.keep_back(tx.connection, full, tx.now + timedelta(seconds=unknown_timeout), self._batch):
+        if full and waiting.hold_at_front(
+            tx.connection, full, tx.now + timedelta(seconds=unknown_timeout), self._batch
+        ):
             capabilities.grows = True
 
     def _hold_unknown(self, claim: _Claim, unknown: Sequence[Claimed]) -> None:
@@ -339,7 +341,7 @@ class Dispatcher(CommitHooks):
         claim.put_back(unknown, _UNKNOWN)
         names = {(task.queue, task.name, _UNKNOWN) for task in unknown}
         until = claim.tx.now + timedelta(seconds=claim.hold_for)
-        waiting.keep_back(claim.tx.connection, sorted(names), until, self._batch)
+        waiting.hold_at_front(claim.tx.connection, sorted(names), until, self._batch)
         self._fleet.capabilities.grows = True
 
     # -- between claims
@@ -365,8 +367,8 @@ class Dispatcher(CommitHooks):
             (capabilities.holds.add if is_kept_back else capabilities.holds.discard)(hold)
         for worker, name in set(capacity.denied) if capacity.denied else ():
             capabilities.deny(worker, name)
-        if capacity.lacking:
-            capabilities.lacking.update(capacity.lacking)
+        if capacity.resource_holds:
+            capabilities.resource_holds.update(capacity.resource_holds)
         placed: dict[bytes, Placement] = {}
         executions: dict[bytes, tuple[str, str]] = {}
         if capabilities.mixed or self.last.has_executions or tick.code.preferred_workers:
@@ -377,7 +379,7 @@ class Dispatcher(CommitHooks):
                     requirements = (task.name, _STORE) if _wants_store(task) else (task.name,)
                     placed[task.id] = Placement(task.to, task.queue, requirements)
         if executions or capabilities.executions:
-            capabilities.executions.committed(executions, landed(tick, capabilities))
+            capabilities.executions.committed(executions, out_of_flight(tick, capabilities))
         capabilities.committed(placed, tick.ended_ids())
 
 
@@ -391,4 +393,4 @@ def _split(found: list[Claimed]) -> tuple[list[Claimed], list[Claimed]]:
 
 def _wants_store(task: Claimed) -> bool:
     """Return whether a task has arguments in the payload store; False if they are sealed, when that is unknown."""
-    return len(task.payload) >= SHORTEST and MARK in task.payload and not task.is_turn_task
+    return len(task.payload) >= MIN_SIZE and MARK in task.payload and not task.is_turn_task

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from orchestrator.domain.executors.record import encode_record, next_record, wanted
+from orchestrator.domain.executors.record import displayed_requirement, encode_record, next_record
 from orchestrator.domain.states import IN_FLIGHT_STATES
 from orchestrator.domain.tasks.obstacles import hold_for_executor
 from orchestrator.domain.tasks.task import Noted, executor_of
@@ -32,13 +32,15 @@ def place_executions(
     for task in tasks:
         call = executor_of(task.options)
         assert call is not None
-        capable = workers.get((task.queue, call.means))
+        capable = workers.get((task.queue, call.requirement))
         if capable is None:
-            capable = workers[task.queue, call.means] = tuple(capabilities.executing(task.queue, call.means))
+            capable = workers[task.queue, call.requirement] = tuple(
+                capabilities.executing(task.queue, call.requirement)
+            )
         if not capable:
-            hold = hold_for_executor(wanted(call.means))
+            hold = hold_for_executor(displayed_requirement(call.requirement))
             back.append(Requeue(task.id, task.attempt, unknown_timeout, hold=hold))
-            tx.result.capacity.lacking.append(hold)
+            tx.result.capacity.resource_holds.append(hold)
             continue
         record, is_new = next_record(task.id, task.attempt, task.failures, task.details, now)
         host = record.host if call.ends is None else call.ends.host
@@ -48,7 +50,7 @@ def place_executions(
         on_host = host and any(capabilities.executions.is_on(worker, host) for worker in capable)
         worker = capabilities.executions.place(capable, host if on_host else "")
         if worker is None:
-            capacity_hold = CapacityHold(task.queue, task.name, call.means)
+            capacity_hold = CapacityHold(task.queue, task.name, call.requirement)
             back.append(Requeue(task.id, task.attempt, unknown_timeout, hold=capacity_hold.hold))
             tx.result.capacity.holds[capacity_hold] = True
             continue
@@ -62,7 +64,7 @@ def place_executions(
     return back
 
 
-def landed(tick: TickResult, capabilities: Capabilities) -> list[bytes]:
+def out_of_flight(tick: TickResult, capabilities: Capabilities) -> list[bytes]:
     """Return the executions that are no longer in flight."""
     executions = capabilities.executions
     if not executions:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from orchestrator.domain.fleet.window import room, smoothed_rate
 from orchestrator.domain.limits.lane_limits import queue_bucket
-from orchestrator.scheduler.dispatch.executing import landed
+from orchestrator.scheduler.dispatch.executing import out_of_flight
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.tick_result import TickResult
@@ -96,9 +96,9 @@ class Windows:
     def rooms(self, tx: Transaction, limit: int, executing: Container[str], candidates: Iterable[str]) -> Rooms:
         """Return how many tasks to claim from each queue. Queues in `executing` last had only executions."""
         rooms = Rooms({}, {})
-        capabilities, landed_by_queue = self._fleet.capabilities, tx.result.capacity.landed
+        capabilities, landed_by_queue = self._fleet.capabilities, tx.result.capacity.out_of_flight
         executions = capabilities.executions
-        gone = executions.among(landed(tx.result, capabilities)) if executions else {}
+        gone = executions.among(out_of_flight(tx.result, capabilities)) if executions else {}
         for queue in candidates:
             outstanding = in_slots = self.outstanding[queue] - landed_by_queue.get(queue, 0)
             if executions:
@@ -120,7 +120,7 @@ class Windows:
 
     def _held(self, tx: Transaction) -> dict[str, int]:
         """Return the tasks in flight of queues with limits, by bucket name."""
-        landed_by_queue = tx.result.capacity.landed
+        landed_by_queue = tx.result.capacity.out_of_flight
         sent = Counter(task.queue for task in tx.result.outgoing.claimed)
         return {
             queue_bucket(name): max(0, self.outstanding[name] - landed_by_queue.get(name, 0) + sent[name])
@@ -162,7 +162,7 @@ class Windows:
             if limits.rate is None or limits.paused:
                 continue
             bucket, buckets = queue_bucket(limits.name), self._lanes.buckets
-            if buckets.is_unheard(bucket, limits.rate, _RATE_AHEAD):
+            if buckets.waits_for_report(bucket, limits.rate, _RATE_AHEAD):
                 continue  # a report of the start will free it
             if not buckets.admits(bucket, limits.rate, timestamp, _RATE_AHEAD):
                 times.append(buckets.next_admission(bucket, limits.rate, timestamp) - timestamp)
@@ -170,7 +170,7 @@ class Windows:
 
     def committed(self, tick: TickResult, sent: Iterable[str]) -> None:
         """Update the tasks in flight and the throughput of queues. `sent` has the queue of each sent task."""
-        for queue, number in tick.capacity.landed.items():
+        for queue, number in tick.capacity.out_of_flight.items():
             self.outstanding[queue] -= number
         for queue, number in tick.capacity.finished.items():
             self._finished[queue] += number

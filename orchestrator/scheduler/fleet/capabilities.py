@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from orchestrator.domain.executors.record import has_means, is_announced, is_program
+from orchestrator.domain.executors.record import is_announced, is_program, meets_requirement
 from orchestrator.domain.fleet.announced import upgrades_among
 from orchestrator.domain.fleet.window import HORIZON
 from orchestrator.scheduler.fleet.executions import Executions
@@ -69,7 +69,7 @@ class Capabilities:
         """Queues whose workers know different names."""
         self.holds: set[CapacityHold] = set()
         """Tasks that may be held now."""
-        self.lacking: set[str] = set()
+        self.resource_holds: set[str] = set()
         """Holds of tasks whose data key or executor no worker has."""
         self.executions = Executions()
         self.grows = False
@@ -187,7 +187,7 @@ class Capabilities:
             return False
         names = self._names[kind]
         if is_announced(name):
-            return has_means(names, name)
+            return meets_requirement(names, name)
         return name in names or (":" in name and ANY_FUNCTION in names)
 
     def denied(self) -> list[tuple[str, str]]:

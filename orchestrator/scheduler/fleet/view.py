@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from orchestrator.domain.executors.record import has_means, is_announced
+from orchestrator.domain.executors.record import is_announced, meets_requirement
 from orchestrator.scheduler.fleet.capabilities import ANY_FUNCTION, Capabilities
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.transport.codec import Heartbeat, unpack_attempts
@@ -122,7 +122,7 @@ class Fleet:
             return self.capabilities.knowing(queue, name) != frozenset()
         known = self._known.get(queue, frozenset())
         if is_announced(name):
-            return has_means(known, name)
+            return meets_requirement(known, name)
         return name in known or (":" in name and ANY_FUNCTION in known)
 
     def is_outdated(self, task: Claimed) -> bool:

@@ -136,7 +136,7 @@ class Flows(PlannedRuns[FlowRun]):
         planner = _planner(tx, compiled, run, state)
         for event in _events(changes):
             if isinstance(event, commands.Signalled):
-                planner.keep(event)
+                planner.keep_signal(event)
         data = _encode(tx, state)
         too_large = run.state is not None and len(data) > _MAX_STATE_PAYLOADS * self._max_payload
         return Saved(Delta(), run.state if run.state is not None and too_large else data)
@@ -181,7 +181,7 @@ class Flows(PlannedRuns[FlowRun]):
         while waiting:
             event = waiting.popleft()
             _count_begin(event, state, delta)
-            waiting.extend(self._collect(tx, compiled, run, planner.tell(event), effects, delta))
+            waiting.extend(self._collect(tx, compiled, run, planner.handle(event), effects, delta))
         try:
             data = _encode(tx, state)
         except REFUSALS as error:

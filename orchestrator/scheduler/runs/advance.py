@@ -86,14 +86,14 @@ class Runs:
         if code := [row.id for row in begun if row.code]:
             tx.result.wake.delayed |= bool(stuck.wake(tx.connection, code))  # some runs have a deadline now
         planned = [row for row in begun if row.workflow is not None and not row.code]
-        self.backlog.release(tx, [row.id for row in planned if row.again])
+        self.backlog.release(tx, [row.id for row in planned if row.is_retry])
         self.notify(tx, [(row.id, [_beginning(row)]) for row in planned], is_urgent=True)
 
     def _refuse_cycles(self, tx: Transaction, waiting: list[bytes], limit: int) -> None:
         """Fail child runs that wait for a limit held by their own ancestors."""
         if not waiting:
             return
-        if found := ancestry.waiting_for_themselves(tx.connection, waiting, limit, is_shared=tx.shard is not None):
+        if found := ancestry.deadlocked(tx.connection, waiting, limit, is_shared=tx.shard is not None):
             ends = [(run, RunState.FAILED, WAITS_FOR_ITSELF.format(number)) for run, number in found.items()]
             self.follow_each(tx, runs.end(tx.connection, ends, tx.now))
 
@@ -228,8 +228,8 @@ class Runs:
                         tx.result.runs.turn_task_ends.append(item.turn_task_end)
                     if item.continuing is not None:
                         tx.result.runs.continuing[run] = item.continuing
-                    if item.heard is not None:
-                        tx.result.runs.last_seen[run] = item.heard
+                    if item.last_seen is not None:
+                        tx.result.runs.last_seen[run] = item.last_seen
 
     def _save(self, tx: Transaction, items: Sequence[RunAndChanges], saved: Mapping[bytes, Saved]) -> None:
         """Store counters and plans, one row per run. Notify code of awaited facts, and end runs with nothing open."""
@@ -257,8 +257,8 @@ class Runs:
             for run, learned in facts.items()
             if run not in saved and isinstance(learned[0], Outcome) and is_derived(learned[0].id)
         }
-        heard = append_facts(tx, of_code, deltas) if of_code else set()
-        rest = {run: delta for run, delta in deltas.items() if run not in heard}
+        notified = append_facts(tx, of_code, deltas) if of_code else set()
+        rest = {run: delta for run, delta in deltas.items() if run not in notified}
         if rest:
             plans = {run: (plan.state, plan.expanding) for run, plan in saved.items()}
             is_gathered = tx.gathers(len(rest), sum(len(plan.state) for plan in saved.values()))
@@ -330,7 +330,7 @@ class Runs:
         """
         if not ended:
             return
-        finished = [row for row in ended if not row.goes_on]
+        finished = [row for row in ended if not row.has_successor]
         if self.code.has_waits:
             other_runs.ended(tx, [row.id for row in ended])
         tx.result.outgoing.runs.extend(ended)
@@ -372,12 +372,12 @@ def _delta(changes: Sequence[RunChanges]) -> dict[str, int]:
 
 def _beginning(row: RunRow) -> RunChanges:
     """Return the changes that tell a run's plan that the run begins, or begins again."""
-    return RunChanges(begun=not row.again, closed=row.again, is_retried=row.again, of_flow=row.flow)
+    return RunChanges(begun=not row.is_retry, closed=row.is_retry, is_retried=row.is_retry, of_flow=row.flow)
 
 
 def _announced(run: RunRow, turn_task: TurnTaskEnd | None) -> Ended:
     """Return the end as published to clients. A success without a result makes clients look up the next run."""
-    if run.goes_on:
+    if run.has_successor:
         return Ended(run.id, RunState.SUCCESS)
     return Ended(
         run.id, run.status, turn_task and turn_task.inline, turn_task and run_error(turn_task, run.status, run.reason)

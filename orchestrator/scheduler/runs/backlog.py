@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 import orchestrator
-from orchestrator.domain.ids import about_run, to_text
+from orchestrator.domain.ids import run_log_fields, to_text
 from orchestrator.domain.runs import RunChanges
 from orchestrator.scheduler.budget import COST
 from orchestrator.scheduler.tick_result import CommitHooks
@@ -21,7 +21,7 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store import shards
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Version
-from orchestrator.store.database import said
+from orchestrator.store.database import error_line
 from orchestrator.store.runs import ancestry, cancels, pending_changes, stuck
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.pending_changes import Waited
@@ -172,10 +172,12 @@ class Backlog(CommitHooks):
     def set_aside(self, tx: Transaction, run_and_changes: RunAndChanges, error: Exception) -> None:
         """Mark a run that cannot be notified as stuck, and store its changes as pending."""
         run, changes = run_and_changes
-        reason = {"event": 0, "kind": type(error).__name__, "message": said(error), "difference": ""}
+        reason = {"event": 0, "kind": type(error).__name__, "message": error_line(error), "difference": ""}
         reason |= {"release": orchestrator.__version__}
         trace = "".join(traceback.format_exception(error))
-        log.error("run.stuck run=%s error=%s: nobody waits for this run", to_text(run), trace, extra=about_run(run))
+        log.error(
+            "run.stuck run=%s error=%s: nobody waits for this run", to_text(run), trace, extra=run_log_fields(run)
+        )
         stuck.set_aside(tx.connection, [(run, msgspec.json.encode(reason).decode().replace("\\u0000", " "))])
         self._update(wait=[run])
         tx.result.outgoing.counted.append(run)

@@ -39,13 +39,13 @@ class Cancels:
 
     def mark(self, tx: Transaction, ids: list[bytes], *, code: bool = False) -> None:
         """Mark runs as being cancelled, so that they start nothing more."""
-        self.runs.forget(cancels.mark(tx.connection, ids, code=code))
+        self.runs.forget(cancels.mark_cancelling(tx.connection, ids, code=code))
 
     def time_out(self, tx: Transaction, limit: int, grace: float) -> list[bytes]:
         """Cancel runs that have timed out. Return those whose code must be notified first."""
         late = cancels.time_out(tx.connection, tx.now, limit, grace)
         self.runs.forget([run.id for run in late])
-        return [run.id for run in late if run.is_told]
+        return [run.id for run in late if run.must_notify_code]
 
     def go_on(self, tx: Transaction, limit: int) -> None:
         """Cancel descendants of runs being cancelled, and end those runs with nothing open.
@@ -64,7 +64,7 @@ class Cancels:
 
         Return whether there may be more descendants.
         """
-        below = cancels.mark_below(tx.connection, ids, tx.now, _MAX_MARKED)
+        below = cancels.cancel_descendants(tx.connection, ids, tx.now, _MAX_MARKED)
         self.runs.forget([row.id for row in below])
         ended = [row for row in below if row.state is RunState.CANCELLED]
         self.runs.follow_each(tx, ended, silent={row.id for row in ended})
@@ -84,7 +84,7 @@ class Cancels:
 
     def _end(self, tx: Transaction, remaining: Sequence[bytes]) -> None:
         """End runs from the leaves upward, while there is time."""
-        while remaining and (at_rest := cancels.at_rest(tx.connection, remaining)):
+        while remaining and (at_rest := cancels.without_open_work(tx.connection, remaining)):
             silent = {run.id for run in at_rest if run.is_with_parent}
             self._end_as_cancelled(tx, [run.id for run in at_rest], silent=silent)
             if tx.budget.is_spent:
@@ -110,7 +110,7 @@ class Cancels:
 
     def _close_stuck(self, tx: Transaction, ids: Sequence[bytes]) -> None:
         """End stuck runs being cancelled whose remaining open steps were never created."""
-        stuck_runs = stuck.at_rest(tx.connection, ids)
+        stuck_runs = stuck.without_open_work(tx.connection, ids)
         if not stuck_runs:
             return
         pending_changes = self.backlog.take_of(tx, stuck_runs)

@@ -12,7 +12,7 @@ from orchestrator.domain import timezones
 from orchestrator.domain.dag.definition import Definition, EventTrigger, hidden_by, hooks_of, resolve_params
 from orchestrator.domain.dag.expression import parse, parse_template
 from orchestrator.domain.dag.placement import Origin, of_hook
-from orchestrator.domain.dag.scope import ENOUGH_WORK, Scope
+from orchestrator.domain.dag.scope import WORK_PER_TICK, Scope
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.plain import REFUSALS, read_json, stored_json
 from orchestrator.domain.runs import Nesting
@@ -40,7 +40,7 @@ from orchestrator.store.runs.transitions import RunRow
 from orchestrator.telemetry import get_logger
 from orchestrator.trace_context import below, run_span
 
-_MAX_WORK = 2 * ENOUGH_WORK
+_MAX_WORK = 2 * WORK_PER_TICK
 """The cost of filters in one tick, beyond which the remaining ones wait for the next."""
 
 Position = tuple[bool, str, int]
@@ -184,7 +184,7 @@ class Triggers:
                     hooks, size = [], 0
         create_tasks(tx, hooks)
 
-    def hear_events(self, tx: Transaction, items: Sequence[Request]) -> set[int]:
+    def start_on_events(self, tx: Transaction, items: Sequence[Request]) -> set[int]:
         """Start the workflows that listen for these events, once per event. Return the requests to continue later."""
         self._refresh(tx)
         posted = [
@@ -216,7 +216,7 @@ class Triggers:
             self._evaluate(tx, turn)
         for index, last in remaining.items():
             if last is not None and last != posted[index].after:
-                inbox.go_on(tx.connection, items[index].id, stored_json({"after": last}))
+                inbox.save_progress(tx.connection, items[index].id, stored_json({"after": last}))
         return {items[index].id for index in remaining}
 
     def _evaluate(self, tx: Transaction, pairs: Iterable[tuple[Posted, Listener]]) -> None:
@@ -335,7 +335,7 @@ def _ends(tx: Transaction, items: Sequence[Request]) -> tuple[list[Request], lis
     """Return the ended runs that still exist, with their requests."""
     code = [item.target for item in items if item.body["code"]]
     planned = [item.target for item in items if not item.body["code"]]
-    begun = histories.beginnings(tx.connection, code) if code else {}
+    begun = histories.starts_of(tx.connection, code) if code else {}
     runs = {run.id: run for run in dags.load(tx.connection, planned)} if planned else {}
     found: list[tuple[Request, Posted]] = []
     for item in items:

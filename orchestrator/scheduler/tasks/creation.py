@@ -52,7 +52,7 @@ def create_tasks(
         tx.result.wake.requests |= any(child.lane is not None for child in children)
         owned = [(owner, new.run_id or new.id) for new in children for owner in owners_in(new.payload)]
         if references := [reference for reference in owned if reference[0] != reference[1]]:
-            payloads.keep(tx.connection, references)
+            payloads.add_keepers(tx.connection, references)
         if tx.vault is not None:
             children = [msgspec.structs.replace(new, payload=tx.vault.seal(CALL, new.payload)) for new in children]
         if are_new:

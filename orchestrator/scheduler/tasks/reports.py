@@ -50,10 +50,10 @@ from orchestrator.scheduler.code.next_turns import apply_last_turns, apply_steps
 from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
 from orchestrator.scheduler.tasks.creation import create_enqueued, log_failed
 from orchestrator.scheduler.transaction import Transaction, isolate
-from orchestrator.store.database import said
+from orchestrator.store.database import error_line
 from orchestrator.store.tasks import details, transitions, unique, waiting
 from orchestrator.store.tasks.transitions import Adoption, AttemptEnd, AttemptStart, Moved, Requeue, Success
-from orchestrator.store.tasks.waiting import Earlier, Policy
+from orchestrator.store.tasks.waiting import EarlierAttempts, Policy
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Malformed, decode_flush, encode
 from orchestrator.transport.leader.streams import Inbound
@@ -130,7 +130,7 @@ class Reports:
         entry, worker, report = reported
         if isinstance(report, Failed) and report.duration < 0:
             return  # even its failure cannot be stored, and the report is quarantined already
-        tx.result.outgoing.set_aside.append(Refused(entry, encode(report), f"{worker}: {said(error)}"))
+        tx.result.outgoing.set_aside.append(Refused(entry, encode(report), f"{worker}: {error_line(error)}"))
         if isinstance(report, (Succeeded, Failed, Activated)):
             self.apply_reports(tx, [(entry, worker, _refused(report, error))])
 
@@ -184,7 +184,7 @@ class Reports:
                 create_enqueued(tx, enqueued)
         if started:
             tx.result.capacity.begun += [(start.id, start.attempt) for start in started]
-            tx.result.outgoing.moved += transitions.start(tx.connection, started, tx.now, told=tx.is_watched)
+            tx.result.outgoing.moved += transitions.start(tx.connection, started, tx.now, notify=tx.is_watched)
         if activated:
             apply_activations(tx, self.code, activated, self.inline_result)
         endings = _decide(tx, unhappy, retried, self.loss_limit) if unhappy else []
@@ -230,7 +230,7 @@ class Reports:
             elif report.data_key:
                 hold = hold_for_key(report.data_key)
                 retried.append(Requeue(report.id, report.attempt, self.unknown_timeout, hold=hold))
-                tx.result.capacity.lacking.append(hold)
+                tx.result.capacity.resource_holds.append(hold)
             elif report.executor is not None:
                 adopted.append(Adoption(report.id, report.attempt, msgspec.json.encode(report.executor).decode()))
                 retried.append(Requeue(report.id, report.attempt))
@@ -257,7 +257,7 @@ def _decide(
         for _, report in unhappy
         if isinstance(report, Lost) or (report.id in policies and counts_starts(policies[report.id].options))
     ]
-    earlier_attempts = waiting.earlier(tx.connection, need_history) if need_history else {}
+    earlier_attempts = waiting.earlier_attempts(tx.connection, need_history) if need_history else {}
     executions = {task for task, policy in policies.items() if executor_of(policy.options) is not None}
     for worker, report in unhappy:
         policy = policies.get(report.id)
@@ -325,7 +325,7 @@ def watcher_lost(report: Lost) -> TaskError:
     return TaskError("WorkerLost", f"The worker that watched this execution {reason}. Another goes on watching it.")
 
 
-def lost_error(report: Lost, policy: Policy, before: Earlier, limit: int, options: TaskOptions) -> TaskError:
+def lost_error(report: Lost, policy: Policy, before: EarlierAttempts, limit: int, options: TaskOptions) -> TaskError:
     """Describe the loss of an attempt, given the earlier losses and attempts of its task."""
     if report.unheard:
         cause = (
@@ -382,7 +382,7 @@ _MAX_IDS = 200
 
 def find_gone(tx: Transaction, tasks: Sequence[KnownTask]) -> Iterator[Refused]:
     """Yield the tasks among these that Postgres does not know, by name and last state, for the quarantine."""
-    existing = unique.known(tx.connection, [task.id for task in tasks])
+    existing = unique.existing(tx.connection, [task.id for task in tasks])
     gone: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for task in tasks:
         if task.id not in existing:

@@ -9,7 +9,7 @@ import msgspec
 
 from orchestrator.domain.code.history import HistoryItem, RunWanted, SignalReceived
 from orchestrator.domain.dag.definition import Definition, resolve_params
-from orchestrator.domain.ids import about_run, to_text
+from orchestrator.domain.ids import run_log_fields, to_text
 from orchestrator.domain.plain import REFUSALS, stored_json
 from orchestrator.domain.tasks.headers import headers_of
 from orchestrator.domain.tasks.starts import StartCode, StartMany, StartSteps, of_task
@@ -24,7 +24,7 @@ from orchestrator.store import shards
 from orchestrator.store.code import expectations
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
-from orchestrator.store.code.expectations import Answered
+from orchestrator.store.code.expectations import PromiseAnswer
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.dag.workflows import Stored
@@ -134,7 +134,7 @@ def _start_steps(tx: Transaction, steps: Sequence[tuple[NewRun, StartSteps]]) ->
 
 
 def _refused(run: bytes, error: Exception) -> KeyHolder:
-    log.warning("run.not_started run=%s error=%s", to_text(run), error, extra=about_run(run))
+    log.warning("run.not_started run=%s error=%s", to_text(run), error, extra=run_log_fields(run))
     return KeyHolder(run, error=TaskError(type(error).__name__, str(error)))
 
 
@@ -152,7 +152,7 @@ def _holder(tx: Transaction, task: NewTask, start: StartCode) -> bytes:
     if start.signal is not None:
         if expectations.find_answer(tx.connection, run) is None:  # otherwise a repeated request: the run has the signal
             append_facts(tx, {holder[0]: [_signal_or(task, start, start.key)]})
-            expectations.answer(tx.connection, [Answered(run, holder[0])], tx.now)
+            expectations.answer(tx.connection, [PromiseAnswer(run, holder[0])], tx.now)
     elif start.on_conflict != "return":
         raise Duplicate(
             f"Workflow {start.started.workflow!r} has run {to_text(holder[0])} ({holder[1]}) under this id. "

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.code import history, resets
 from orchestrator.domain.code.activation import NO_HANDLER
 from orchestrator.domain.code.attributes import checked, stored
-from orchestrator.domain.code.promises import misfit
+from orchestrator.domain.code.promises import mismatch
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.lane_limits import scoped
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
@@ -41,7 +41,7 @@ from orchestrator.sdk.backend.code_requests import (
     refuse_other_name,
     request_of,
 )
-from orchestrator.sdk.backend.connections import LONGEST_AUDITED
+from orchestrator.sdk.backend.connections import MAX_AUDITED_LENGTH
 from orchestrator.sdk.backend.part import reading
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.code.messages import next_try, request_id
@@ -170,7 +170,7 @@ class CodeBackend(CodeRequests):
 
     def rerun(self, connection: Connection, run: bytes, new: bytes, from_step: str | None = None) -> bool:
         """Start a new run of the same workflow, in this transaction. Return False if this is no run of code."""
-        new_run = reads.repeated(connection, run, new)
+        new_run = reads.rerun_of(connection, run, new)
         if new_run is None:
             return False
         if from_step is not None:
@@ -243,7 +243,9 @@ class CodeBackend(CodeRequests):
         """
         with time_limit(timeout, writes=True):
             self._check_type(run, promise, value)
-        audited = {"value": self._connections.audited(promise, value)} | ({"why": why[:LONGEST_AUDITED]} if why else {})
+        audited = {"value": self._connections.audited(promise, value)} | (
+            {"why": why[:MAX_AUDITED_LENGTH]} if why else {}
+        )
         value = self._sealed(VALUE, value)
         return self._request(
             run, RequestKind.RESOLVE, "resolve a promise of", timeout, audited, name=promise, value=value
@@ -257,15 +259,15 @@ class CodeBackend(CodeRequests):
             if not any(expected.schema for expected in created if expected.name == promise):
                 return
             waiting = {id for _, id, _ in expectations.open_promises(connection, [last])}
-        if problem := misfit(created, waiting, promise, decode_value(value)):
+        if problem := mismatch(created, waiting, promise, decode_value(value)):
             raise PayloadError(f"Promise {promise!r} of run {to_text(last)}: {problem}. Nothing was sent.")
 
     def reject(
         self, run: bytes, promise: str, reason: str, why: str = "", timeout: float = SETTLED_WITHIN
     ) -> Steps[bytes]:
         """Reject the oldest open promise with this name. Return the same as `resolve`. The audit log records both."""
-        audited = {} if self._vault is not None or not reason else {"reason": reason[:LONGEST_AUDITED]}
-        audited |= {"why": why[:LONGEST_AUDITED]} if why else {}
+        audited = {} if self._vault is not None or not reason else {"reason": reason[:MAX_AUDITED_LENGTH]}
+        audited |= {"why": why[:MAX_AUDITED_LENGTH]} if why else {}
         reason = reason if self._vault is None else self._vault.seal_text(reason)
         return self._request(
             run, RequestKind.REJECT, "reject a promise of", timeout, audited, name=promise, reason=reason

@@ -14,7 +14,7 @@ from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import NO_HANDLER
 from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.limits.lane_limits import scoped
-from orchestrator.domain.runs import GOES_ON, TERMINATED
+from orchestrator.domain.runs import CONTINUATION_REASONS, TERMINATED
 from orchestrator.domain.sealed import reveal_error, reveal_event
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import TaskError
@@ -40,7 +40,7 @@ class CodeReading(Part, CodeWork):
     """Read calls about runs of code."""
 
     reached = reading(run_keys.reached)
-    known = reading(runs.known)
+    known = reading(runs.runs_of_workflow)
 
     def status(self, run: bytes) -> str:
         _, outcome = self._last(run)
@@ -49,7 +49,7 @@ class CodeReading(Part, CodeWork):
     def state(self, run: bytes) -> bytes:
         last, _ = self._last(run)
         with self._reading() as connection:
-            commands = histories.said_by_code(connection, last, with_timers=False)
+            commands = histories.events_by_code(connection, last, with_timers=False)
         state: dict[str, msgspec.Raw] = {}
         for command in commands:
             if isinstance(command, history.StateSet) and not command.attribute:
@@ -94,7 +94,7 @@ class CodeReading(Part, CodeWork):
     def _unanswered(self, run: bytes) -> str:
         """Describe which workers could answer a request to a run that has no known obstacle."""
         with self._reading() as connection:
-            answering = reads.answering(connection, run)
+            answering = reads.answering_workers(connection, run)
         if answering is None:
             return GOING_ON
         subject = f"A worker of queue {answering.queue!r} that has workflow {answering.workflow!r} answers, and"
@@ -135,7 +135,7 @@ class CodeReading(Part, CodeWork):
     def _last(self, run: bytes) -> tuple[bytes, CodeRunOutcome]:
         """Return the newest run of the chain of a run, and the outcome of that run."""
         outcome = self._outcome(run)
-        while outcome.reason in GOES_ON:
+        while outcome.reason in CONTINUATION_REASONS:
             with self._reading() as connection:
                 run = runs.latest(connection, [run])[run]
             outcome = self._outcome(run)
@@ -182,7 +182,7 @@ class CodeReading(Part, CodeWork):
             outcome = self._outcome(run)
             if outcome.status not in ENDED_RUN_STATES or (sent is not None and self.reached(sent) is None):
                 return None
-            if outcome.reason in GOES_ON:
+            if outcome.reason in CONTINUATION_REASONS:
                 return Ended(run, RunState.SUCCESS, None, TaskError("Continued", "It goes on in another run."))
             error = outcome.error and reveal_error(outcome.error)
             return Ended(run, outcome.status, reveal(outcome.result), error)

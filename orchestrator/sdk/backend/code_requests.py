@@ -204,7 +204,7 @@ class CodeRequests(CodeReading):
 
 def chain_of(connection: Connection, run: bytes) -> list[bytes]:
     """Return the runs of the chain of a run, in order. Their histories may contain an update to the run."""
-    return [member for past in reversed(runs.pasts(connection, run)) for member in past.runs]
+    return [member for past in reversed(runs.message_chains(connection, run)) for member in past.runs]
 
 
 def request_of(connection: Connection, run: bytes, what: Literal["signal", "update"], id: str) -> bytes:
@@ -213,7 +213,7 @@ def request_of(connection: Connection, run: bytes, what: Literal["signal", "upda
     The id is unique among all runs of a chain. If a run repeats an ended run, the messages it takes over keep their
     request ids.
     """
-    own, *repeated = runs.pasts(connection, run)
+    own, *repeated = runs.message_chains(connection, run)
     for past in repeated:
         request = request_id(past.first, what, id)
         if what == "signal":
@@ -258,6 +258,6 @@ def refuse_other_name(what: str, name: str, first: object) -> None:
 
 def _refuse_second(connection: Connection, run: bytes, name: str) -> None:
     """Refuse to settle a promise again, so that the audit log records only decisions that took effect."""
-    if expectations.take_turn(connection, run, name):
+    if expectations.lock_promises(connection, run, name):
         decision = audit.decision(connection, to_text(run), name) or "resolved, rejected or given up before"
         raise WrongState(f"No promise {name!r} is open in run {to_text(run)}: it was {decision}.")

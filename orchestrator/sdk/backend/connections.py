@@ -14,11 +14,11 @@ from sqlalchemy import Connection, Engine, exc
 
 from orchestrator import time_limits
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.redaction import Redaction, words
+from orchestrator.domain.redaction import Redaction, split_patterns
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, OrchestratorError, SchemaError, Unavailable, Uncertain
 from orchestrator.sdk import acting
-from orchestrator.sdk.checks import shown
+from orchestrator.sdk.checks import for_message
 from orchestrator.sdk.values.display import as_json, stored_value
 from orchestrator.sdk.values.sealing import store_of
 from orchestrator.sdk.waiting.per_process import PerProcess
@@ -32,7 +32,7 @@ from orchestrator.transport.client import Nudges
 from orchestrator.transport.connection import connect, connect_shared
 from orchestrator.transport.keys import Keys
 
-LONGEST_AUDITED = 300
+MAX_AUDITED_LENGTH = 300
 """Characters of a value or a reason in the audit log, at most."""
 
 
@@ -112,7 +112,7 @@ class Connections:
         """
         who, origin = acting.current(self._settings.audit_as)
         entry = {"who": who, "origin": origin, "act": request.split(" ")[0], "kind": "run", "target": to_text(run)}
-        return audit.ask(connection, request, run, body, **entry, detail=detail)
+        return audit.insert_request(connection, request, run, body, **entry, detail=detail)
 
     def ask_all(
         self, request: RequestKind, targets: Sequence[bytes], seen: audit.Seen = audit.NOTHING_SEEN
@@ -122,7 +122,7 @@ class Connections:
         act, _, kind = request.partition(" ")
         with self.changing(f"the requests to {request} were stored") as connection:
             entry = {"who": who, "origin": origin, "act": act, "kind": kind, "detail": {}}
-            accepted = audit.ask_all(connection, request, targets, seen, **entry)
+            accepted = audit.insert_requests(connection, request, targets, seen, **entry)
         self.retries += act == "retry"
         return accepted
 
@@ -130,9 +130,9 @@ class Connections:
         """Return a value for the audit log: shortened and redacted, or a placeholder if values are sealed."""
         if self.keys.vault is not None:
             return "(sealed)"
-        redacted = Redaction(words(self._settings.redact)).shown({name: as_json(stored_value(data))})[name]
+        redacted = Redaction(split_patterns(self._settings.redact)).redacted({name: as_json(stored_value(data))})[name]
         text = msgspec.json.encode(redacted).decode()
-        return text if len(text) <= LONGEST_AUDITED else f"{text[:LONGEST_AUDITED]}…"
+        return text if len(text) <= MAX_AUDITED_LENGTH else f"{text[:MAX_AUDITED_LENGTH]}…"
 
     def insert(self, task: NewTask) -> None:
         """Insert one task without a unique key, with as little overhead as possible."""
@@ -201,7 +201,7 @@ class Connections:
 
     def _raise_known(self, error: exc.SQLAlchemyError, written: str) -> None:
         """Raise the error of this package that a database error means; return if there is none."""
-        translated = self.known(error, written)
+        translated = self.known_error(error, written)
         if isinstance(translated, SchemaError) and self._settings.shards > 1 and (text := self._other_shards()):
             raise SchemaError(text) from error
         if translated is not None:
@@ -215,7 +215,7 @@ class Connections:
                 return None
             return shards.mismatch(found, self._settings.shards)
 
-    def known(self, error: Exception, written: str) -> OrchestratorError | None:
+    def known_error(self, error: Exception, written: str) -> OrchestratorError | None:
         """Return the error of this package that a database error means, if any. `written` may have been committed."""
         if isinstance(error, exc.ProgrammingError) and compatibility.lacks_tables(error, self.namespace):
             return _caused(SchemaError(compatibility.no_tables(self.namespace)), error)
@@ -315,7 +315,7 @@ def no_connection(value: object) -> InvalidTask:
     """Return the error for a value that is no supported connection."""
     return InvalidTask(
         f"enqueue_in: expected a connection or a session of SQLAlchemy, or a connection of psycopg2, psycopg, asyncpg "
-        f"or Django to Postgres, found {shown(value)}."
+        f"or Django to Postgres, found {for_message(value)}."
     )
 
 
@@ -331,6 +331,6 @@ def refuse_replacing(task: NewTask) -> None:
 def asynchronous(value: object) -> InvalidTask:
     """Return the error for an asynchronous connection in a blocking call."""
     return InvalidTask(
-        f"enqueue_in: {shown(value)} is asynchronous, and nothing was enqueued. Call "
+        f"enqueue_in: {for_message(value)} is asynchronous, and nothing was enqueued. Call "
         f"`await task.aenqueue_in(session, …)`."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.domain.fleet.announced import FleetProcess, workers_meant
+from orchestrator.domain.fleet.announced import FleetProcess, matching_workers
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.errors import NotFound, OrchestratorError, WrongState
 from orchestrator.sdk.backend.part import Part, reading
@@ -32,7 +32,7 @@ class FleetBackend(Part, FleetCalls):
                     f"Worker {first.worker} cannot be told to drain: it, or the scheduler that leads, is of an earlier "
                     f"release. Send SIGTERM to process {number} on {first.host} instead."
                 )
-            fleet.ask_drain(connection, first.parent.bytes)
+            fleet.request_drain(connection, first.parent.bytes)
             ids = tuple(process.id for process in processes if not process.is_over)
             self._connections.record(connection, "drain", "worker", first.worker, processes=list(ids))
         return Drained(worker=first.worker, processes=ids, is_heard=any(process.is_heard for process in processes))
@@ -40,7 +40,7 @@ class FleetBackend(Part, FleetCalls):
 
 def _only(listed: Sequence[FleetProcess], worker: str) -> list[FleetProcess]:
     """Return the processes of the worker with this name, host or process. Refuse none, several, and an ended one."""
-    matches = workers_meant(listed, worker)
+    matches = matching_workers(listed, worker)
     if not matches:
         names = sorted({process.worker for process in listed if process.is_heard})
         available = f"There are {', '.join(names[:10])}" if names else "There is none"
@@ -99,5 +99,5 @@ class QueueBackend(Part, QueueCalls):
 
     def purge(self, name: str) -> None:
         with self._connections.changing(f"the request to purge queue {name!r} was stored") as connection:
-            queues.ask_purge(connection, name)
+            queues.request_purge(connection, name)
             self._connections.record(connection, "purge", "queue", name)

@@ -78,7 +78,7 @@ class FlowSignals(Part):
         with self._connections.changing(f"decision {decision!r:.60} was stored") as connection:
             flow, approvals = _approvals(connection, run)
             if node is not None and not (approvals := [candidate for candidate in approvals if candidate.node == node]):
-                found = flow_runs.which(connection, run)
+                found = flow_runs.flow_of(connection, run)
                 raise NotFound(f"Flow {found[0] if found else ''!r} has no approval {node!r}.")
             current = _lock_run(connection, run, approvals)
             approval = approvals[0] if node is not None else _awaited_approval(current.state, approvals)
@@ -133,7 +133,7 @@ class FlowSignals(Part):
         by, at, reason = current.state.deciders.get(approval.address, ("", 0.0, ""))
         if at and not by:
             raise WrongState(f"{prefix}, by the data of the run at {_moment(at)}.")
-        if at or approval.address in current.under_way:
+        if at or approval.address in current.pending_keys:
             logged = audit.decision(connection, to_text(run), approval.address)
             fallback = f"decided by {by} at {_moment(at)}{f' ({reason})' if reason else ''}" if at else "a moment ago"
             raise WrongState(f"{prefix}: {logged or fallback}.")
@@ -157,7 +157,7 @@ class FlowSignals(Part):
 def _check_room(connection: Connection, run: bytes, state: FlowState, key: str, size: int, max_payload: int) -> None:
     """Refuse a signal that exceeds the limit of the run's state, which keeps all signals."""
     limit = _SIGNAL_PAYLOADS * max_payload
-    total = flow_runs.keeps(connection, run) + 2 * size
+    total = flow_runs.stored_size(connection, run) + 2 * size
     name = parse(key).key
     if total > limit:
         previous = state.signals.get(name)
@@ -181,7 +181,7 @@ def _moment(at: float) -> str:
 
 
 def _approvals(connection: Connection, run: bytes) -> tuple[Flow, list[_Approval]]:
-    version = flow_runs.which(connection, run)
+    version = flow_runs.flow_of(connection, run)
     stored = None if version is None else flow_runs.read(connection, *version)
     if stored is None:
         raise NotFound(f"No run of a flow has the id {to_text(run)}.")
@@ -190,7 +190,7 @@ def _approvals(connection: Connection, run: bytes) -> tuple[Flow, list[_Approval
 
 def _lock_run(connection: Connection, run: bytes, known_approvals: list[_Approval]) -> Standing:
     """Lock a run and return its status. Refuse a run that accepts no more signals."""
-    current = flow_runs.take_turn(connection, run, [approval.address for approval in known_approvals])
+    current = flow_runs.lock_and_read(connection, run, [approval.address for approval in known_approvals])
     reason = ""
     if current.status in ENDED_RUN_STATES:
         reason = f"it is in state {current.status!r}"
@@ -219,7 +219,7 @@ def _approval_for(current: Standing, approvals: list[_Approval], key: str) -> _A
         return named
     if isinstance(work, Wait) and work.key == key:
         return None
-    decided = current.under_way | state.deciders.keys()
+    decided = current.pending_keys | state.deciders.keys()
     return next((approval for approval in approvals if key == approval.local and approval.address in decided), None)
 
 

@@ -15,7 +15,7 @@ from orchestrator.sdk.tasks.logs import LogEntry, LogPage, TaskProgress
 from orchestrator.sealing import is_sealed_text, reveal_text
 from orchestrator.store import logs
 from orchestrator.store.logs import Chunk
-from orchestrator.transport.changes import last_spoken, wait_spoken
+from orchestrator.transport.changes import last_log_entry, wait_for_log
 from orchestrator.transport.codec import LogLine, Malformed, decode
 from orchestrator.transport.journal import LOSSES, read_progress
 
@@ -158,7 +158,7 @@ def _read(
 def _stream_end(connections: Connections) -> str | None:
     """Return the last entry of the Redis stream that announces new log lines; None while Redis is unavailable."""
     try:
-        return last_spoken(connections.shared_redis, connections.keys)
+        return last_log_entry(connections.shared_redis, connections.keys)
     except LOSSES:
         return None
 
@@ -167,7 +167,7 @@ def _wait(connections: Connections, target: bytes, stream_end: str | None, secon
     """Wait until the task or run has new log lines, for `seconds` at most. Return the new end of the stream."""
     try:
         if stream_end is not None:
-            return wait_spoken(connections.shared_redis, connections.keys, target, stream_end, seconds)
+            return wait_for_log(connections.shared_redis, connections.keys, target, stream_end, seconds)
     except LOSSES:
         pass
     time.sleep(min(_POLL_INTERVAL, seconds))

@@ -29,7 +29,7 @@ from orchestrator.sdk.calls.runs import RunWork, walk_ends
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.values.payload import decode_value, decode_within, encode_value
-from orchestrator.sdk.values.sealing import left_task, seal_task
+from orchestrator.sdk.values.sealing import seal_task, task_with_stored_arguments
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.sealing import reveal
 from orchestrator.store import payloads
@@ -69,7 +69,7 @@ class RunBackend(Part, RunWork):
                 if repeated and results.run_states(connection, [run_id]):
                     return
                 if (store := self._payloads) is not None:
-                    tasks = (left_task(task, store) for task in tasks)
+                    tasks = (task_with_stored_arguments(task, store) for task in tasks)
                 if (vault := self._vault) is not None:
                     tasks = (seal_task(task, vault) for task in tasks)
                 ids: list[bytes] = []
@@ -97,7 +97,7 @@ class RunBackend(Part, RunWork):
 
     def _rerun_flow(self, connection: Connection, run: bytes, new: bytes, from_step: str | None) -> bool:
         """Start a new run of the same flow. Return False if the run is not one of a flow."""
-        new_run = flow_runs.again(connection, run, new)
+        new_run = flow_runs.rerun_of(connection, run, new)
         if new_run is None:
             return False
         if from_step is not None:
@@ -130,9 +130,9 @@ class RunBackend(Part, RunWork):
         creation.create(connection, [dags.sealed(new_run, self._vault)])
         if kept is not None:
             names = [graph.steps[index].name for index in kept.successes]
-            dags.keep(connection, run, new, names, msgspec.msgpack.encode(kept))
+            dags.copy_results(connection, run, new, names, msgspec.msgpack.encode(kept))
         if kept is not None or is_composed(definition.name):  # a composition's arguments may be in the payload store
-            payloads.keep_all(connection, run, new)
+            payloads.copy_keepers(connection, run, new)
 
     # -- requests
 

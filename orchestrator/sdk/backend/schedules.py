@@ -265,10 +265,10 @@ class ScheduleBackend(Part, ScheduleCalls):
     def _put(self, connection: Connection, workflow: str, schedule: Schedule, **target: Any) -> StoredSchedule:
         now = schedules.clock(connection)
         if next_fire(schedule, now) is None:
-            raise InvalidWorkflow(f"The schedule {schedule.words()} would never fire: that time has passed.")
+            raise InvalidWorkflow(f"The schedule {schedule.description()} would never fire: that time has passed.")
         schedules.put(connection, workflow, schedule, now, **target)
         found = _find(connection, f"{workflow}/{schedule.name}")
-        self._connections.record(connection, "set", "schedule", found.key, when=schedule.words())
+        self._connections.record(connection, "set", "schedule", found.key, when=schedule.description())
         return found
 
     def pause(self, key: str) -> None:

@@ -79,7 +79,7 @@ class SharedCommits:
         except OrchestratorError as error:
             return [error for _ in tasks]
         except Exception as error:  # noqa: BLE001  # the caller of the enqueue raises it
-            translated = [self._connections.known(error, f"task {to_text(task.id)} was stored") for task in tasks]
+            translated = [self._connections.known_error(error, f"task {to_text(task.id)} was stored") for task in tasks]
             if translated[0] is not None:
                 return translated
             if len(tasks) == 1:

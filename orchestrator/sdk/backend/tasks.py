@@ -25,7 +25,7 @@ from orchestrator.sdk.backend.shared_commits import SharedCommits
 from orchestrator.sdk.calls.tasks import PayloadPart, TaskWork
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.tasks.logs import LogPage, TaskProgress
-from orchestrator.sdk.values.sealing import left_task, seal_task
+from orchestrator.sdk.values.sealing import seal_task, task_with_stored_arguments
 from orchestrator.sdk.waiting.steps import Steps, Stream
 from orchestrator.sealing import reveal
 from orchestrator.store import inbox
@@ -88,7 +88,7 @@ class TaskBackend(Part, TaskWork):
     def _outgoing(self, task: NewTask) -> NewTask:
         """Return a task as it is stored: with sealed arguments, or with large arguments in the payload store."""
         if self._payloads is not None:
-            task = left_task(task, self._payloads)
+            task = task_with_stored_arguments(task, self._payloads)
         return task if self._vault is None else seal_task(task, self._vault)
 
     async def aenqueue(self, task: NewTask, within: str = "") -> bytes:
@@ -208,13 +208,13 @@ class TaskBackend(Part, TaskWork):
     def withdraw(self, tasks: Sequence[bytes]) -> None:
         """Ask the leader to cancel those tasks that were not dispatched yet. The others continue."""
         with self._connections.changing("the request to withdraw tasks was stored") as connection:
-            cancels.ask_withdrawal(connection, tasks)
+            cancels.request_withdrawal(connection, tasks)
             self._connections.record(connection, "withdraw", "tasks", "", count=len(tasks))
 
     def are_withdrawn(self) -> bool:
         """Return whether the leader has applied all requests to withdraw tasks."""
         with self._reading() as connection:
-            return not inbox.is_asked(connection, RequestKind.WITHDRAW_TASK)
+            return not inbox.is_pending(connection, RequestKind.WITHDRAW_TASK)
 
     def retry(self, task: bytes, attempt: int | None = None) -> None:
         """Ask the leader to retry a task. With `attempt`, retry only if this was the last attempt that failed."""
@@ -229,7 +229,7 @@ class TaskBackend(Part, TaskWork):
         check_state(RequestKind.RETRY_TASK, task, state, allowed=is_cancelled or state in _RETRIED)
         written = f"the request to {RequestKind.RETRY_TASK} {to_text(task)} was stored"
         with self._connections.writing(written, transaction=True) as connection:
-            taken = revival.ask(connection, task, attempt)
+            taken = revival.request_retry(connection, task, attempt)
             if taken is None:
                 self._connections.record(connection, "retry", "task", to_text(task))
         if taken is not None:
@@ -255,7 +255,7 @@ class TaskBackend(Part, TaskWork):
         with self._connections.changing("the request to retry failed tasks was stored") as connection:
             groups = redrive.preview(connection, wanted, within)
             for queue in sorted({group.queue for group in groups}) if within else [wanted.queue] if groups else []:
-                redrive.ask(connection, msgspec.structs.replace(wanted, queue=queue))
+                redrive.request_retries(connection, msgspec.structs.replace(wanted, queue=queue))
                 self._connections.record(connection, "retry", "failed tasks", queue or "", **_criteria(wanted))
             self._connections.retries += 1
         return sum(group.tasks for group in groups)

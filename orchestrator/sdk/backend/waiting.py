@@ -182,7 +182,7 @@ class EndWaiters:
 
 
 def _until_next_poll(limit: TimeLimit) -> float:
-    remaining = limit.left
+    remaining = limit.remaining
     return _POLL_INTERVAL if remaining is None else min(_POLL_INTERVAL, remaining)
 
 

@@ -25,7 +25,7 @@ from orchestrator.sdk.values.payload import decode_call, decode_value
 from orchestrator.sealing import is_sealed
 from orchestrator.settings import Settings
 
-LONGEST = 100 * 365 * 86_400.0
+MAX_SECONDS = 100 * 365 * 86_400.0
 """Seconds of any duration, at most."""
 
 
@@ -148,7 +148,7 @@ Key = Annotated[str | None, _labelled("key")]
 RunKey = Annotated[str | None, _labelled("run id")]
 Tags = Annotated[Sequence[str], Checked(lambda _, tags, __: check_tags(tags))]
 EncodedTags = Annotated[str, Checked(lambda _, text, __: check_tags(decoded(text, list, "The tags of a run")))]
-Timeout = Annotated[float, _within("timeout", 0, LONGEST, "a number of seconds")]
+Timeout = Annotated[float, _within("timeout", 0, MAX_SECONDS, "a number of seconds")]
 Concurrency = Annotated[int | None, _within("Option concurrency", 1, 2**31 - 1, "a whole number above zero")]
 SuccessRetention = Annotated[float | None, _retention("success")]
 FailedRetention = Annotated[float | None, _retention("failed")]

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from orchestrator.domain.access import Scope
 from orchestrator.domain.limits.buckets import Rate
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.sdk.calls.checked import Concurrency, FailedRetention, QueueName, SuccessRetention
 from orchestrator.sdk.calls.declaring import SYSTEM, Kind, Rest, Wrapped, call
 from orchestrator.transport.quarantine import CAP, SetAside
@@ -39,7 +39,7 @@ class FleetCalls(Protocol):
 
 
 Limit = Annotated[int, Meta(ge=1, le=CAP)]
-EntryId = Annotated[str, Meta(pattern=whole("[0-9]{1,19}(-[0-9]{1,19})?"))]
+EntryId = Annotated[str, Meta(pattern=anchored("[0-9]{1,19}(-[0-9]{1,19})?"))]
 
 
 class QuarantineCalls(Protocol):

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from orchestrator.domain.access import Scope
 from orchestrator.domain.dag.definition import Definition
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.sdk.calls.checked import QueueName
 from orchestrator.sdk.calls.declaring import SYSTEM, Kind, Rest, Wrapped, call
 from orchestrator.store.audit import AuditEntry, AuditFilter
@@ -46,7 +46,7 @@ Limit = Annotated[int, Meta(ge=1, le=10_000)]
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
 HandlingAct = Literal["acknowledge", "snooze", "reopen"]
-Digits = Annotated[str, Meta(pattern=whole("[0-9a-f]{1,32}"))]
+Digits = Annotated[str, Meta(pattern=anchored("[0-9a-f]{1,32}"))]
 
 
 class InsightCalls(Protocol):

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.domain.access import Scope
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.domain.tasks.task import Id, NewTask
 from orchestrator.sdk.calls.checked import Distinct
 from orchestrator.sdk.calls.declaring import Body, Kind, Rest, call
@@ -19,7 +19,7 @@ from orchestrator.store.tasks.redrive import FailedFilter, Group
 from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
-Entry = Annotated[str, Meta(pattern=whole("([0-9]{1,19}-[0-9]{1,19})?"))]
+Entry = Annotated[str, Meta(pattern=anchored("([0-9]{1,19}-[0-9]{1,19})?"))]
 Number = Annotated[int, Meta(ge=0, le=2**31)]
 Moment = Annotated[float, Meta(ge=0, le=1)]
 

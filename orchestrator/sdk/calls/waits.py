@@ -11,13 +11,13 @@ from orchestrator.domain.tasks.task import Id, TaskError
 
 MISSING = "missing"
 """The state of a task or run that does not exist."""
-MOST_AT_ONCE = 5_000
+MAX_AT_ONCE = 5_000
 """Ids in one poll, at most."""
-LONGEST = 60.0
+MAX_SECONDS = 60.0
 """Seconds of one poll, at most."""
 PATH = "/api/v1/waits"
 
-_Ids = Annotated[list[Id], Meta(max_length=MOST_AT_ONCE)]
+_Ids = Annotated[list[Id], Meta(max_length=MAX_AT_ONCE)]
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -28,7 +28,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     """Runs of any kind."""
     code: _Ids = []
     """Runs of workflows as code. Their ends include the results."""
-    timeout: Annotated[float, Meta(ge=0, le=LONGEST)] = 20.0
+    timeout: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 20.0
     """Seconds after which the server answers without any end."""
 
 

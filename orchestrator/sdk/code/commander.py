@@ -65,7 +65,7 @@ class Commander:
         """The running query or validator, during which commands and changes are refused; else empty."""
         self.leader_reports = True
         """Whether the leader reports the outcomes of signals and of other runs. Older releases do not."""
-        self.spoilt = False
+        self.is_dirty = False
         """A query tried to change the run, which must therefore leave memory."""
         self.stop_error: OrchestratorError | None = None
         """The error of a call that replay cannot repeat."""
@@ -121,7 +121,7 @@ class Commander:
 
     def _allow(self, record: history.Record | None) -> history.Record | None:
         """Record a violation if the code runs undo steps although the run has not failed in its history."""
-        was_passed = self.number <= self.ledger.went_on and not self.ledger.is_copy
+        was_passed = self.number <= self.ledger.continued_after and not self.ledger.is_copy
         if record is None and self.raised is not None and was_passed:
             self.ledger.violate_by_raising(self.number, self.raised)
         return record
@@ -171,7 +171,7 @@ class Commander:
         """Raise InvalidWorkflow during a query or validator, and mark the run for eviction in case the code catches the
         error."""
         if self.read_only:
-            self.spoilt = True
+            self.is_dirty = True
             raise InvalidWorkflow(
                 f"The {self.read_only} may look at the workflow, but command nothing and change nothing of it. "
                 f"Refused: {action}."

@@ -118,7 +118,7 @@ class Engine:
         keep = False
         try:
             batch, answers = self._run(flow, activation)
-            keep = not commander.ended and not commander.spoilt
+            keep = not commander.ended and not commander.is_dirty
             report = Activated(
                 identifier,
                 attempt,
@@ -253,7 +253,7 @@ def replay(
     flow = LiveRun(workflow, recording.run_id, settings.max_payload, settings.largest_value)
     ledger = flow.commander.ledger
     trace = ledger.trace = []
-    ledger.exactly = exactly
+    ledger.compares_values = exactly
     ledger.in_order = in_order
     try:
         flow.advance([read_event(event, everything=exactly) for event in recording.events], whole=True)

@@ -126,7 +126,7 @@ class Handlers:
 
     def answer(self, query: Query) -> QueryResult:
         """Answer a query; commands and changes are refused meanwhile."""
-        before, self._commander.spoilt = self._commander.spoilt, False
+        before, self._commander.is_dirty = self._commander.is_dirty, False
         phase = "unknown"
         try:
             handler = _find(self._queries, "query", query.name)
@@ -135,7 +135,7 @@ class Handlers:
             phase = "failed"
             with read_only(self._commander, f"query {query.name!r}"):
                 value = handler.function(*arguments, **keywords)
-                if self._commander.spoilt:
+                if self._commander.is_dirty:
                     self._commander.check_unseen("what it tried, although it caught the error")
             data = encode_value(value, f"The answer to query {query.name!r}", self._commander.limit)
             handler.signature.check_result(value, data)
@@ -146,7 +146,7 @@ class Handlers:
         except BaseException as error:  # noqa: BLE001  # any exception is the answer, even SystemExit
             return QueryResult(query.id, error=_error(error, phase))
         finally:
-            self._commander.spoilt |= before
+            self._commander.is_dirty |= before
 
     def update(self, request: history.UpdateRequested) -> None:
         """Handle an update. Without a handler it waits, as a signal does. A refused update stays refused."""

@@ -51,7 +51,7 @@ class LiveRun:
         if whole:
             events = list(events)
             commander.ledger.learn(events)
-        together = commander.ledger.together
+        together = commander.ledger.merged_facts
         with inside(commander):
             for event in events:
                 show = _SHOW.get(type(event.what))
@@ -106,7 +106,7 @@ class LiveRun:
         with inside(commander):
             answer = self.handlers.answer(query)
         if commander.stop_error is not None:  # the query gets an error, too
-            commander.spoilt, commander.stop_error = True, None
+            commander.is_dirty, commander.stop_error = True, None
         return answer
 
     def close(self) -> None:
@@ -145,7 +145,9 @@ class LiveRun:
             raise
         except BaseException as error:
             if continuation(error) is None:
-                if commander.number <= commander.ledger.went_on and not isinstance(error, asyncio.CancelledError):
+                if commander.number <= commander.ledger.continued_after and not isinstance(
+                    error, asyncio.CancelledError
+                ):
                     commander.raised = describe(error)
                 await self._compensations.run()
             raise

@@ -22,7 +22,7 @@ from orchestrator.sdk.code.endings import UNSTOPPABLE, EndTurn, Evicted
 from orchestrator.sdk.inside import running
 
 T = TypeVar("T")
-LONGEST_WAIT = 100 * 365 * 86_400.0
+MAX_WAIT = 100 * 365 * 86_400.0
 """The maximum delay of a timer in seconds: a hundred years."""
 _MAX_IDLE_CALLBACKS = 100_000
 """Callbacks without a new task or future after which the code counts as an endless loop."""
@@ -207,7 +207,7 @@ class Loop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None, name: str = ""
     ) -> Any:
-        if not delay <= LONGEST_WAIT:
+        if not delay <= MAX_WAIT:
             raise InvalidWorkflow(f"A timer waits a hundred years at most; found {delay!r} seconds.")
         if self.sealed:
             self._timers.check_unseen("a new timer")

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from orchestrator.domain.code.commands import ClosePolicy, OnCancel
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.checks import SECONDS, check_name, check_options, in_seconds
-from orchestrator.sdk.code.loop import LONGEST_WAIT
+from orchestrator.sdk.code.loop import MAX_WAIT
 from orchestrator.sdk.tasks.resources import dependencies_of
 
 Versioning = Literal["pinned", "auto_upgrade"]
@@ -39,7 +39,7 @@ class CodeOptions:
     def __post_init__(self) -> None:
         if self.queue is not None:
             check_name("queue", self.queue)
-        if self.timeout is not None and not (_is_number(self.timeout) and 0 < self.seconds <= LONGEST_WAIT):
+        if self.timeout is not None and not (_is_number(self.timeout) and 0 < self.seconds <= MAX_WAIT):
             raise InvalidWorkflow(
                 f"Option timeout: expected {SECONDS}, above zero, found {self.timeout!r}.{in_seconds(self.timeout)}"
             )

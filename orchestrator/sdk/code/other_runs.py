@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import CancelPromise, CreatePromise, SignalRun
-from orchestrator.domain.code.ends import NOTHING
+from orchestrator.domain.code.ends import ENCODED_NONE
 from orchestrator.domain.code.history import Record
 from orchestrator.domain.code.other_runs import CANCEL, QUERY, REFUSED, Target, raised
 from orchestrator.domain.tasks.task import TaskError
@@ -85,7 +85,7 @@ async def query_inside(
 def cancel_inside(handle: _Handle, /, *, is_awaited: bool = False) -> asyncio.Future[None]:
     """Ask another run to cancel itself."""
     commander = _commander()
-    future, record = _send(commander, handle, CANCEL, NOTHING, "", is_awaited)
+    future, record = _send(commander, handle, CANCEL, ENCODED_NONE, "", is_awaited)
     _check_supported(commander, record, "cancel another run")
     return future
 

@@ -109,13 +109,13 @@ def _event_from_plain(plain: dict[str, Any]) -> Event:
 def _field_to_plain(name: str, value: Any, hidden: Redaction, value_name: str) -> Any:
     if isinstance(value, TaskError):
         data_json = "" if is_sealed_text(value.data) else value.data
-        data = {"data": hidden.shown(msgspec.json.decode(data_json))} if data_json else {}
+        data = {"data": hidden.redacted(msgspec.json.decode(data_json))} if data_json else {}
         texts = {"message": hidden.text(value.message), "traceback": hidden.text(value.traceback)}
         phase = {"phase": value.phase} if value.phase else {}
         return {"kind": value.kind, **texts, **data, **phase}
     if name in _ATTRIBUTES and value and hidden:
         plain = msgspec.json.decode(value)
-        redacted = hidden.named(value_name, plain) if name == "attribute" else hidden.shown(plain)
+        redacted = hidden.named(value_name, plain) if name == "attribute" else hidden.redacted(plain)
         return msgspec.json.encode(redacted).decode()
     if isinstance(value, bytes):
         return to_text(value) if name in ID_FIELDS else {"value": _to_plain(hidden.named(value_name, _decode(value)))}

@@ -168,7 +168,7 @@ _INNER = ("cr_await", "gi_yieldfrom", "ag_await")
 _FRAMES = ("cr_frame", "gi_frame", "ag_frame")
 
 
-def place(frame: FrameType) -> str:
+def frame_location(frame: FrameType) -> str:
     """Return the location of a frame: `shop.py, line 7, in order`."""
     return _location(frame.f_code, frame.f_lineno)
 

@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.attributes import checked
-from orchestrator.domain.code.ends import CAME_LATE
+from orchestrator.domain.code.ends import TOO_LATE
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.lane_limits import scoped
 from orchestrator.domain.tasks.headers import of_start
@@ -147,7 +147,7 @@ class Starting(Generic[P, R, W_co, U_co]):
             except NotFound:  # not in any history: the open run ended first, so another is started
                 continue
             except WrongState as error:
-                if error.data != CAME_LATE:
+                if error.data != TOO_LATE:
                     raise
                 continue
             return result

@@ -22,8 +22,8 @@ from msgspec import Raw
 
 from orchestrator.domain import redaction
 from orchestrator.domain.dag import composed
-from orchestrator.domain.dag.checks import MOST_STEPS, RESERVED
-from orchestrator.domain.dag.composed import ARGS, BY_PLACE, PREVIOUS, RESULT
+from orchestrator.domain.dag.checks import MAX_STEPS, RESERVED
+from orchestrator.domain.dag.composed import ARGS, POSITIONAL, PREVIOUS, RESULT
 from orchestrator.domain.dag.definition import Definition, Param, Registered, Step
 from orchestrator.domain.dag.operators import KEYWORDS
 from orchestrator.domain.limits.lane_limits import key_text
@@ -69,7 +69,7 @@ class Composer:
                 f"via the same cell, and register all with the same Orchestrator."
             )
         _task(first)._refuse_in_workflow("started in a composition")
-        hand_over = _task(first).options(on_success=on_success)._enqueue_path()
+        submit = _task(first).options(on_success=on_success)._enqueue_path()
         key, tags = None if key is None else check_label("key", key), check_tags(tags)
         run_name = check_name("run", name or _label(part))
         shape = _Shape(self._client, run_name if name is None else _label(part))
@@ -86,7 +86,7 @@ class Composer:
         start = StartSteps(
             definition.name, key=key, tags=tags, name=run_name, definitions=tuple(map(_encoded, definitions))
         )
-        run_id = start_run(self._client, start, {ARGS: args}, create, run_id, hand_over, lambda: _seen(part))
+        run_id = start_run(self._client, start, {ARGS: args}, create, run_id, submit, lambda: _seen(part))
         return CompositionHandle(self._client, run_id, lambda: definition, part._restored, first.task._signature)
 
 
@@ -134,15 +134,15 @@ class _Shape:
     def definition(self, value: _Value, *, is_fed: bool) -> Definition:
         if not self._steps:
             raise InvalidWorkflow("A composition of nothing cannot be started: give it a task, such as fetch.s(url).")
-        if len(self._steps) > MOST_STEPS:
+        if len(self._steps) > MAX_STEPS:
             raise InvalidWorkflow(
-                f"The composition has {len(self._steps):,} steps, and at most {MOST_STEPS:,} are allowed. Calls of one "
+                f"The composition has {len(self._steps):,} steps, and at most {MAX_STEPS:,} are allowed. Calls of one "
                 f"task with the same number of arguments are one step: resize.map(paths)."
             )
         params = {ARGS: Param(type="string"), RESULT: Param(default=value.template)}
         if is_fed:
             params[PREVIOUS] = Param(type="string")
-        redacted_everywhere = redaction.words(self._client.settings.redact)
+        redacted_everywhere = redaction.split_patterns(self._client.settings.redact)
         steps = tuple(inheriting_redaction([*self._steps.values()], redacted_everywhere))
         return composed.named(Definition(name="", description=self._label, params=params, steps=steps))
 
@@ -192,7 +192,7 @@ class _Shape:
             task=task.name,
             depends_on=depends_on,
             input=dict(zip(sorted(call.kwargs), templates[len(call.args) :], strict=False))
-            | ({BY_PLACE: positional} if positional else {}),
+            | ({POSITIONAL: positional} if positional else {}),
             foreach=items if is_fan_out else None,
             concurrency_key=templates[-1] if _has_key(task) else None,
             registered=msgspec.structs.replace(registered, ignored=(*depends_on, "item")),

@@ -37,11 +37,11 @@ from orchestrator.sdk.dag.fields import (
     line_of,
     mapping_schema,
     plain_object,
+    problem_text,
     refusal,
     refuse,
     table_of,
     unreadable_text,
-    words,
 )
 from orchestrator.sdk.dag.schedule_fields import FIELD as SCHEDULE
 
@@ -63,7 +63,7 @@ def loads(text: str, source: str = "<text>", complete: Complete | None = None) -
     if complete is not None:
         definition, further_problems = complete(_without_invalid_parts(definition, problems))
         problems += _independent(further_problems, problems)
-    refuse(source, flaws, ((line_of(root, problem.path), words(problem)) for problem in problems))
+    refuse(source, flaws, ((line_of(root, problem.path), problem_text(problem)) for problem in problems))
     return definition
 
 
@@ -75,14 +75,14 @@ def from_data(data: Any, source: str = "workflow") -> Definition:
         raise InvalidWorkflow(f"{source}: {error}") from None
     definition, problems = _read(root)
     if problems:
-        raise refusal(f"{source}: {words(problem)}" for problem in problems)
+        raise refusal(f"{source}: {problem_text(problem)}" for problem in problems)
     return definition
 
 
 def checked(definition: Definition) -> Definition:
     """Check a definition that was built in code. Raise InvalidWorkflow with all its problems."""
     if problems := check(definition):
-        raise refusal(f"workflow {shortened(definition.name)}: {words(problem)}" for problem in problems)
+        raise refusal(f"workflow {shortened(definition.name)}: {problem_text(problem)}" for problem in problems)
     return definition
 
 
@@ -90,7 +90,7 @@ def completed(definition: Definition, source: str, complete: Complete) -> Defini
     """Complete a definition. Raise InvalidWorkflow with all its problems."""
     definition, problems = complete(definition)
     if problems:
-        raise refusal(f"{source}: {words(problem)}" for problem in problems)
+        raise refusal(f"{source}: {problem_text(problem)}" for problem in problems)
     return definition
 
 

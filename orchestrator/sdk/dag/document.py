@@ -23,11 +23,11 @@ from orchestrator.domain.dag.operators import fits
 from orchestrator.domain.durations import format_duration
 from orchestrator.errors import InvalidWorkflow
 
-LONGEST = 10_000_000
+MAX_LENGTH = 10_000_000
 """The maximum length of a document in characters."""
 DEEPEST = 64
 """The maximum nesting depth of a document."""
-LARGEST = 1_000_000
+MAX_NODES = 1_000_000
 """The maximum number of nodes in a document; each alias counts as the nodes that it stands for."""
 
 Scalar = None | bool | int | float | str
@@ -79,8 +79,8 @@ def text_of(path: str | Path) -> str:
 
 def read(text: str) -> tuple[Node | None, list[Flaw]]:
     """Parse the single document of a text. Return its root and errors; the root is None if the text is unreadable."""
-    if len(text) > LONGEST:
-        return None, [Flaw(1, f"{len(text):,} characters, and at most {LONGEST:,} are allowed.")]
+    if len(text) > MAX_LENGTH:
+        return None, [Flaw(1, f"{len(text):,} characters, and at most {MAX_LENGTH:,} are allowed.")]
     builder = _Builder()
     try:
         for event in yaml.parse(text, Loader=_Loader):
@@ -253,8 +253,8 @@ class _Builder:
             return
         top = self._stack[-1]
         top.size += node.size
-        if top.size > LARGEST:
-            raise _Unreadable(top.line, f"more than {LARGEST:,} parts, each alias counted as what it stands for.")
+        if top.size > MAX_NODES:
+            raise _Unreadable(top.line, f"more than {MAX_NODES:,} parts, each alias counted as what it stands for.")
         if top.items is not None:
             top.items.append(node)
         elif top.key is None:

@@ -11,7 +11,7 @@ from orchestrator.domain.dag.checks import NAME
 from orchestrator.domain.dag.expression import unwrap
 from orchestrator.domain.dag.operators import describe, shortened
 from orchestrator.domain.durations import DURATION, parse_duration
-from orchestrator.domain.problems import MOST_PROBLEMS, Key, Path, Problem
+from orchestrator.domain.problems import MAX_PROBLEMS, Key, Path, Problem
 from orchestrator.errors import InvalidWorkflow, did_you_mean
 from orchestrator.sdk.dag.document import Entry, Flaw, Node
 
@@ -48,7 +48,7 @@ class Fields:
         values: dict[str, Any] = {}
         for key, entry in self.mapping(node, path, expected).items():
             if key not in table:
-                is_reported = len(self.problems) < MOST_PROBLEMS
+                is_reported = len(self.problems) < MAX_PROBLEMS
                 advice = (did_you_mean(key, table) or f" Known: {', '.join(table)}.") if is_reported else ""
                 self.problem((*path, key), f"unknown key.{advice}")
                 continue
@@ -266,7 +266,7 @@ def holds(root: Node, path: Path) -> bool:
     return sum(1 for _ in _follow(root, path)) == len(path)
 
 
-def words(problem: Problem) -> str:
+def problem_text(problem: Problem) -> str:
     """Return a problem as text. A trailing index is left out, because the message names the value."""
     path = problem.path[:-1] if problem.path and isinstance(problem.path[-1], int) else problem.path
     names = (f"[{key}]" if isinstance(key, int) else f".{_shortened_key(key)}" for key in path)

@@ -18,7 +18,7 @@ from orchestrator.domain.dag.definition import Definition, Hook, Registered, Ste
 from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.dag.placement import HOOK_OPTIONS, WEBHOOK_TASK
 from orchestrator.domain.dag.steps import fan_out_sources
-from orchestrator.domain.problems import MOST_PROBLEMS, Path, Problem
+from orchestrator.domain.problems import MAX_PROBLEMS, Path, Problem
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS
 from orchestrator.errors import InvalidTask, did_you_mean
 from orchestrator.sdk.tasks.options import CallOptions, with_options
@@ -28,7 +28,7 @@ P = TypeVar("P", Step, Hook)
 _HOOK_DEFAULTS = Registered(options=msgspec.to_builtins(HOOK_OPTIONS))
 
 
-def take_over(
+def copy_task_options(
     definition: Definition, tasks: Mapping[str, Task[..., Any]], elsewhere: Iterable[str] = ()
 ) -> tuple[Definition, list[Problem]]:
     """Return a definition whose steps and hooks carry the options of these tasks, and the problems found.
@@ -39,7 +39,7 @@ def take_over(
     task_names = {*tasks, *elsewhere, WEBHOOK_TASK} if tasks else None
     steps = []
     for step in definition.steps:
-        if len(problems) >= MOST_PROBLEMS:
+        if len(problems) >= MAX_PROBLEMS:
             break  # the definition is refused anyway
         path: Path = ("tasks", step.name)
         steps.append(step)
@@ -66,7 +66,9 @@ def take_over(
     return msgspec.structs.replace(definition, steps=tuple(steps), **hooks), problems
 
 
-def hiding(definition: Definition, redacted: Mapping[str, Sequence[str]], everywhere: Sequence[str] = ()) -> Definition:
+def with_redaction(
+    definition: Definition, redacted: Mapping[str, Sequence[str]], everywhere: Sequence[str] = ()
+) -> Definition:
     """Return a definition whose steps redact what these tasks mark. Their functions are in another process."""
     steps = [_redacting(step, redacted.get(step.task or "", ())) for step in definition.steps]
     if steps == [*definition.steps]:
@@ -83,7 +85,7 @@ def _named(patterns: Sequence[str]) -> Registered:
 
 
 def _everywhere(tasks: Mapping[str, Task[..., Any]]) -> tuple[str, ...]:
-    return next((redaction.words(task._client.settings.redact) for task in tasks.values()), ())
+    return next((redaction.split_patterns(task._client.settings.redact) for task in tasks.values()), ())
 
 
 def inheriting_redaction(steps: Sequence[Step], everywhere: Sequence[str]) -> Iterator[Step]:
@@ -138,7 +140,7 @@ def _input_problems(task: Task[..., Any], step: Step, path: Path) -> Iterator[Pr
         yield Problem(path, str(error))
 
 
-def check_fit(task: Task[..., Any]) -> None:
+def check_allowed_in_workflow(task: Task[..., Any]) -> None:
     """Raise InvalidTask for a task whose options cannot apply in a workflow."""
     options = task._call_options
     for name in ("unique_key", "idempotency_key"):
@@ -159,7 +161,7 @@ def check_fit(task: Task[..., Any]) -> None:
 
 
 def _of_step(task: Task[..., Any], step: Step) -> Registered:
-    check_fit(task)
+    check_allowed_in_workflow(task)
     values = {name: getattr(step, name) for name in ("retries", "timeout", "queue", "priority")}
     options_of_step = {name: value for name, value in values.items() if value is not None}
     with_options(task._call_options, options_of_step)  # raises for conflicting options
@@ -174,20 +176,20 @@ def _of_step(task: Task[..., Any], step: Step) -> Registered:
 
 def options_of_node(task: Task[..., Any]) -> Registered:
     """Return the options of a task that a flow's node runs, regardless of its input."""
-    check_fit(task)
+    check_allowed_in_workflow(task)
     return _registered(task, task._redacting_options, {}, "the input of a node", "Give it a fixed one.")
 
 
 def options_of_part(task: Task[..., Any]) -> Registered:
     """Return the options of a task in a composition. A computed concurrency key is stored separately."""
-    check_fit(task)
+    check_allowed_in_workflow(task)
     options = task._redacting_options
     if callable(options.concurrency_key):
         options = dataclasses.replace(options, concurrency_key=None)
     return _registered(task, options, {}, "the arguments of a part", "")
 
 
-def functions_hiding(names: Iterable[str], redacted: Mapping[str, Sequence[str]]) -> dict[str, Registered]:
+def redacting_functions(names: Iterable[str], redacted: Mapping[str, Sequence[str]]) -> dict[str, Registered]:
     """Return functions of a flow that redact what these tasks mark. The tasks' functions are in another process."""
     functions = redacting_alike({name: _named(redacted.get(name, ())) for name in names})
     return {name: function for name, function in functions.items() if function != Registered()}
@@ -212,7 +214,7 @@ def _with_task(hook: Hook, tasks: Mapping[str, Task[..., Any]]) -> Hook:
     task = tasks.get(hook.task or "")
     if task is None:
         return hook
-    check_fit(task)
+    check_allowed_in_workflow(task)
     hook_defaults: dict[str, Any] = {"retries": HOOK_OPTIONS.retry.max}
     if task._call_options.soft_timeout is None:
         hook_defaults["timeout"] = HOOK_OPTIONS.timeout
@@ -244,9 +246,9 @@ def _registered(
         task._signature.check((), constants)
         options = _fixed(task, options, constants)
     key = options.concurrency_key
-    travelling = options.travelling(float(options.weight))  # type: ignore[arg-type]
+    task_options = options.to_task_options(float(options.weight))  # type: ignore[arg-type]
     return Registered(
-        options={} if travelling == DEFAULT_OPTIONS else msgspec.to_builtins(travelling),
+        options={} if task_options == DEFAULT_OPTIONS else msgspec.to_builtins(task_options),
         queue=task._own_queue,
         priority=options.priority,
         delay=options.delay_seconds or None,

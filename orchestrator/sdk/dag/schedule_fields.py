@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.domain.plain import unstorable
 from orchestrator.domain.problems import Path
 from orchestrator.domain.schedules.cron import cron_problem
-from orchestrator.domain.schedules.schedule import MOST_CAUGHT_UP, Schedule, catch_up_parts, from_data, moment
+from orchestrator.domain.schedules.schedule import MAX_CAUGHT_UP, Schedule, catch_up_parts, from_data, parse_moment
 from orchestrator.errors import InvalidWorkflow, did_you_mean
 from orchestrator.sdk.dag import fields
 from orchestrator.sdk.dag.document import Node, from_plain
@@ -55,7 +55,7 @@ def _check_bounds(reader: Fields, values: dict[str, Any], path: Path) -> None:
         )
     elif len(bounds) == 2:
         zone = zoneinfo.ZoneInfo(values.get("timezone", "UTC"))
-        if moment(values["start"], zone) >= moment(values["end"], zone):
+        if parse_moment(values["start"], zone) >= parse_moment(values["end"], zone):
             reader.problem((*path, "end"), f"expected a moment after start, {values['start']}, found {values['end']}.")
 
 
@@ -137,9 +137,9 @@ def _catch_up(reader: Fields, node: Node, path: Path) -> str | Bad:
     parts = catch_up_parts(node.value) if isinstance(node.value, str) else None
     if parts is None:
         return reader.mismatch(node, path, "one of none, latest, all and all(limit)")
-    if parts[1] is not None and parts[1] > MOST_CAUGHT_UP:
+    if parts[1] is not None and parts[1] > MAX_CAUGHT_UP:
         return reader.problem(
-            path, f"expected a limit up to {MOST_CAUGHT_UP:,}, or all without a limit, found {parts[1]:,}."
+            path, f"expected a limit up to {MAX_CAUGHT_UP:,}, or all without a limit, found {parts[1]:,}."
         )
     return str(node.value)
 

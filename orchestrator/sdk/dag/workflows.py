@@ -12,7 +12,7 @@ from orchestrator.domain.tasks.starts import StartSteps
 from orchestrator.sdk.catalogue import Catalogue, start_run
 from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.dag.registered import take_over
+from orchestrator.sdk.dag.registered import copy_task_options
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.sdk.waiting.async_variants import async_variant
 
@@ -39,7 +39,7 @@ class Workflows(Catalogue["StoredWorkflow"]):
         from orchestrator.sdk.dag import definitions  # loads the YAML parser, which workers do without
 
         self._registry.modules.load()
-        further = partial(take_over, tasks=self._registry.tasks, elsewhere=elsewhere)
+        further = partial(copy_task_options, tasks=self._registry.tasks, elsewhere=elsewhere)
         if isinstance(source, (str, Path)):
             definition = definitions.load(Path(source), further)
         else:

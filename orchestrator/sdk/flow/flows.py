@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from orchestrator.domain.dag.definition import Registered
-from orchestrator.domain.flow.checks import Known
+from orchestrator.domain.flow.checks import KnownNames
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.flow.definition import Flow, body_of, functions_of
 from orchestrator.domain.tasks.starts import StartSteps
@@ -54,7 +54,7 @@ class Flows(Catalogue["StartableFlow"]):
 
         self._registry.modules.load()
         tasks = self._registry.tasks
-        known = Known(functions=tasks) if tasks else Known()
+        known = KnownNames(functions=tasks) if tasks else KnownNames()
         if isinstance(source, (str, Path)):
             flow = reading.load(Path(source), known, self._find)
         else:

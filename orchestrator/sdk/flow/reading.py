@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.domain.flow import checks
-from orchestrator.domain.flow.checks import ANYTHING, Known
+from orchestrator.domain.flow.checks import ANY_NAMES, KnownNames
 from orchestrator.domain.flow.definition import Flow, body_of, from_plain
 from orchestrator.domain.problems import Problem
 from orchestrator.errors import InvalidWorkflow
@@ -25,11 +25,11 @@ Find = Callable[[str, int | None], tuple[int, dict[str, Any]] | None]
 """Returns the version and body of a published flow; without a version, of the newest one."""
 
 
-def load(path: str | Path, known: Known = ANYTHING, find: Find | None = None) -> Flow:
+def load(path: str | Path, known: KnownNames = ANY_NAMES, find: Find | None = None) -> Flow:
     return loads(document.text_of(path), str(path), known, find)
 
 
-def loads(text: str, source: str = "<text>", known: Known = ANYTHING, find: Find | None = None) -> Flow:
+def loads(text: str, source: str = "<text>", known: KnownNames = ANY_NAMES, find: Find | None = None) -> Flow:
     """Read a flow from a string. `source` names it in messages."""
     root, unreadable = document.read(text)
     if root is None:
@@ -41,8 +41,8 @@ def loads(text: str, source: str = "<text>", known: Known = ANYTHING, find: Find
     return from_plain(plain)
 
 
-def from_data(plain: Any, source: str = "flow", known: Known = ANYTHING, find: Find | None = None) -> Flow:
-    if checks.count_nodes(plain) > checks.MOST_NODES:
+def from_data(plain: Any, source: str = "flow", known: KnownNames = ANY_NAMES, find: Find | None = None) -> Flow:
+    if checks.count_nodes(plain) > checks.MAX_NODES:
         raise InvalidWorkflow(f"{source}: {checks.TOO_MANY}")
     try:
         document.from_plain(plain)
@@ -74,7 +74,7 @@ def _with_schedule(plain: Any) -> tuple[Any, list[Problem]]:
     return {**plain, "schedule": None if isinstance(read, Bad) else read}, problems
 
 
-def _with_subflows(plain: Any, known: Known, find: Find | None) -> tuple[Any, Known]:
+def _with_subflows(plain: Any, known: KnownNames, find: Find | None) -> tuple[Any, KnownNames]:
     """Return a flow with the flows that it names embedded; without nodes if they cannot be looked up."""
     if find is not None:
         return embedded(plain, find), known
@@ -106,7 +106,7 @@ class _Embedder:
 
     def _count(self, nodes: int) -> None:
         self._nodes += nodes
-        if self._nodes > checks.MOST_NODES:
+        if self._nodes > checks.MAX_NODES:
             raise InvalidWorkflow(f"The flow has {checks.TOO_MANY}")
 
     def _of_node(self, node: Any, ancestors: tuple[str, ...]) -> Any:

@@ -129,7 +129,7 @@ class Asking:
         uncertain: Uncertain | None = None
         for pause in (*_PAUSES, None):
             try:
-                reply = self.http.post(call.path, body, time_limits.left(timeout))
+                reply = self.http.post(call.path, body, time_limits.remaining(timeout))
                 problem = self.problem(reply)
                 if problem is None:
                     return reply
@@ -147,7 +147,7 @@ class Asking:
             elif not isinstance(problem, Unavailable) or pause is None:
                 raise _in_doubt(uncertain, problem)
             wait = pause if reply is None or reply.retry_after is None else reply.retry_after
-            if wait > time_limits.left(_MAX_PAUSE):
+            if wait > time_limits.remaining(_MAX_PAUSE):
                 raise _in_doubt(uncertain, problem)
             time.sleep(wait)
         raise AssertionError("the last try returns or raises")

@@ -20,7 +20,7 @@ import msgspec
 
 from orchestrator.domain.ids import to_text
 from orchestrator.errors import ConfigurationError, OrchestratorError, Unavailable, Uncertain
-from orchestrator.sdk.calls.waits import MOST_AT_ONCE, PATH, End, Ends, Waiting
+from orchestrator.sdk.calls.waits import MAX_AT_ONCE, PATH, End, Ends, Waiting
 from orchestrator.sdk.remote.asking import Asking
 from orchestrator.sdk.remote.http import Broken, Connection, Http, Unreached, hang_up
 from orchestrator.sdk.waiting.per_process import PerProcess
@@ -197,7 +197,7 @@ class _Polls:
                 self._threads -= 1
                 return []
             # A run of code and its turn task have the same id, so a poll contains only one of them.
-            keys = list({key[1]: key for key in islice(self._queued, MOST_AT_ONCE)}.values())
+            keys = list({key[1]: key for key in islice(self._queued, MAX_AT_ONCE)}.values())
             for key in keys:
                 del self._queued[key]
             self._polled.update(keys)

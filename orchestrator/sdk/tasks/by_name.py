@@ -11,14 +11,14 @@ from typing import Any
 from orchestrator.domain.tasks.starts import StartMany, as_task
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask
-from orchestrator.sdk.checks import check_name, shown
+from orchestrator.sdk.checks import check_name, for_message
 from orchestrator.sdk.ids import new_id, new_ids
 from orchestrator.sdk.middleware import HookStack
 from orchestrator.sdk.tasks.compositions import Arguments, arguments_of
-from orchestrator.sdk.tasks.options import CallOptions, Placed, once, with_options
+from orchestrator.sdk.tasks.options import CallOptions, Placed, idempotency_key, with_options
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import encode_call
-from orchestrator.sdk.values.sealing import left_task, outgoing_task, store_of
+from orchestrator.sdk.values.sealing import outgoing_task, store_of, task_with_stored_arguments
 from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings
 from orchestrator.trace_context import current_trace
@@ -43,7 +43,7 @@ def call_by_name(
         chosen, placed = _cached_options(
             name, {option: options[option] for option in options if option != _ONCE}, period
         )
-        placed = placed._replace(unique=once(name, key, period))
+        placed = placed._replace(unique=idempotency_key(name, key, period))
     is_inline = placed.unique is not None and placed.unique.same_call
     task = NewTask(
         id=new_id(),
@@ -114,7 +114,7 @@ def check_iterable(task: Task[..., Any], calls: object) -> None:
     """Refuse calls that cannot be iterated over."""
     if not isinstance(calls, Iterable):
         raise InvalidTask(
-            f"Task {task.name!r}: expected a list of calls, or anything else to go through; found {shown(calls)}."
+            f"Task {task.name!r}: expected a list of calls, or anything else to go through; found {for_message(calls)}."
         )
 
 
@@ -177,4 +177,4 @@ def _similar_tasks(task: Task[..., Any], first: NewTask, calls: Iterable[tuple[i
             identifier, name, queue, payload, first.priority, first.delay, first.options, run_id,
             None if run_id is None else position, None, *shared,
         )  # fmt: skip
-        yield left_task(new, store) if store is not None and len(payload) > inline else new
+        yield task_with_stored_arguments(new, store) if store is not None and len(payload) > inline else new

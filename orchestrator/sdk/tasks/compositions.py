@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from orchestrator.errors import InvalidTask, InvalidWorkflow, OrchestratorError
-from orchestrator.sdk.checks import shown
+from orchestrator.sdk.checks import for_message
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.tasks.composition_handle import CompositionHandle
 from orchestrator.sdk.tasks.signature import Signature
@@ -106,14 +106,17 @@ class Call(Composition[O_co]):
         """Whether the call ignores the result of the previous part."""
 
     def __repr__(self) -> str:
-        arguments = [*map(shown, self.args), *(f"{name}={shown(value)}" for name, value in self.kwargs.items())]
+        arguments = [
+            *map(for_message, self.args),
+            *(f"{name}={for_message(value)}" for name, value in self.kwargs.items()),
+        ]
         return f"{self.task.name}.{'si' if self.immutable else 's'}({', '.join(arguments)})"
 
     def _calls(self) -> Iterator[Call[Any]]:
         yield self
 
     def _restored(self, value: Any) -> Any:
-        return value if isinstance(value, OrchestratorError) else self.task._signature.restore_kept(value)
+        return value if isinstance(value, OrchestratorError) else self.task._signature.convert_stored(value)
 
     def _has_same_shape(self, other: Composition[Any]) -> bool:
         if not isinstance(other, Call) or (self.immutable, len(self.args)) != (other.immutable, len(other.args)):
@@ -230,7 +233,7 @@ def _checked(what: str, parts: Iterable[Any]) -> Iterator[Composition[Any]]:
         if not isinstance(part, Composition):
             raise InvalidWorkflow(
                 f"{what}, part {position}: expected a call such as resize.s('a.png'), or a composition, found "
-                f"{shown(part) if not isinstance(getattr(part, 'name', None), str) else f'{part.name} without .s(…)'}."
+                f"{for_message(part) if not isinstance(getattr(part, 'name', None), str) else f'{part.name} without .s(…)'}."  # noqa: E501
             )
         yield part
 
@@ -267,7 +270,9 @@ class Parts(Generic[P, R]):
     def chunks(self, items: Iterable[Any], size: int) -> Map[R]:
         """Return one call for every `size` items. The task takes a list of items."""
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InvalidWorkflow(f"Task {self.name!r}, chunks: expected a size of 1 or more, found {shown(size)}.")
+            raise InvalidWorkflow(
+                f"Task {self.name!r}, chunks: expected a size of 1 or more, found {for_message(size)}."
+            )
         return Map(self, partial(_chunks, _items(self.name, items), size))
 
 
@@ -279,7 +284,7 @@ def _chunks(items: Iterable[T], size: int) -> Iterator[tuple[list[T]]]:
 
 def _items(name: str, items: Iterable[T]) -> Iterable[T]:
     if not isinstance(items, Iterable) or isinstance(items, _SCALAR_SEQUENCES):
-        raise InvalidWorkflow(f"Task {name!r}: expected items to go through, found {shown(items)}.")
+        raise InvalidWorkflow(f"Task {name!r}: expected items to go through, found {for_message(items)}.")
     return _Once(name, items) if isinstance(items, Iterator) else items
 
 
@@ -310,7 +315,7 @@ def arguments_of(task: str, position: int, call: Arguments) -> tuple[Sequence[An
         return tuple(call), _NO_ARGUMENTS
     raise InvalidTask(
         f"Task {task!r}, calls[{position}]: expected the arguments of one call, as a tuple or as a mapping of "
-        f"named ones; found {shown(call)}. A call with a single argument is a tuple of one: (value,)."
+        f"named ones; found {for_message(call)}. A call with a single argument is a tuple of one: (value,)."
     )
 
 

@@ -104,7 +104,7 @@ class TaskContext:
                 f"{_DETAILS_LIMIT:,} are allowed. Leave a position or a reference, not the data itself."
             )
         if self._runtime is not None:
-            self._runtime.leave(data)
+            self._runtime.save_details(data)
 
     # -- a large result
 
@@ -209,7 +209,7 @@ class TaskRuntime(Protocol):
     def log(self, level: Level, text: str) -> None:
         """Write a line to the log of the task."""
 
-    def leave(self, details: bytes) -> None:
+    def save_details(self, details: bytes) -> None:
         """Save details for the next attempt."""
 
     def interruption(self) -> BaseException | None:

@@ -64,7 +64,7 @@ def without_secrets(error: TaskError, patterns: Iterable[str], secrets: Sequence
     data = error.data
     if data:
         hidden = Redaction(patterns, secrets, is_whole="" in secrets)
-        data = msgspec.json.encode(hidden.shown(error.attributes)).decode()
+        data = msgspec.json.encode(hidden.redacted(error.attributes)).decode()
     kind, message, traceback_ = (scrub(text, secrets) for text in (error.kind, error.message, error.traceback))
     return TaskError(kind, message, traceback_, data)
 

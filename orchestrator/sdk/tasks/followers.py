@@ -56,7 +56,7 @@ def callbacks_of(task: Followed, inherited: tuple[str, ...]) -> str | None:
     success, failure = task._after_success, task._after_failure
     if not success and not failure:
         return None
-    hidden = tuple(dict.fromkeys((*inherited, *redaction.handed_on(task._call_options.redact))))
+    hidden = tuple(dict.fromkeys((*inherited, *redaction.inheritable_patterns(task._call_options.redact))))
     callbacks = Callbacks(
         task.name,
         tuple(_callback(follower, hidden) for follower in success),

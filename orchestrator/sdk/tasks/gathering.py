@@ -124,11 +124,11 @@ def _gather(
         if isinstance(ended, Pause):
             yield ended
         elif not return_exceptions:
-            ended._value((yield from ended._ended(limit.left)))
+            ended._value((yield from ended._ended(limit.remaining)))
     results: list[R | OrchestratorError] = []
     for handle in handles:
         try:
-            results.append(handle._value((yield from handle._ended(limit.left))))
+            results.append(handle._value((yield from handle._ended(limit.remaining))))
         except OrchestratorError as error:
             if not return_exceptions:
                 raise

@@ -151,7 +151,7 @@ class Handle(Generic[R]):
         if ended.state == TaskState.SUCCESS:
             self._final = ended
             value = decode_value(ended.result or b"\xc0")
-            result: R = self._signature.restore_kept(value) if self._signature else value
+            result: R = self._signature.convert_stored(value) if self._signature else value
             return result
         if ended.state not in ENDED_TASK_STATES:
             raise NotFound.by_id("task", self.id)

@@ -256,7 +256,7 @@ class CallOptions:
             self, concurrency_key=_compute(self.concurrency_key, arguments), weight=_compute(self.weight, arguments)
         )
 
-    def travelling(self, weight: float) -> TaskOptions:
+    def to_task_options(self, weight: float) -> TaskOptions:
         default = DEFAULT_OPTIONS  # msgspec omits a value if it is the very same object as the default
         return TaskOptions(
             retry=self.policy,  # even without retries: a hook would otherwise use its own default
@@ -300,7 +300,7 @@ class CallOptions:
         return {}
 
     def _encode(self, weight: float, scope: str | None) -> tuple[TaskOptions, str | None]:
-        options = self.travelling(weight)
+        options = self.to_task_options(weight)
         if scope is not None:
             options = msgspec.structs.replace(options, unique_for=scope)
         if len(self._encoded) >= _MAX_ENCODED:
@@ -311,7 +311,7 @@ class CallOptions:
 
     def _unique(self, task: str, arguments: Mapping[str, Any], idempotency_period: float) -> UniqueKey | None:
         if self.idempotency_key is not None:
-            return once(task, self.idempotency_key, idempotency_period)
+            return idempotency_key(task, self.idempotency_key, idempotency_period)
         computed = _compute(self.unique_key, arguments)
         if computed is None:
             return None
@@ -321,7 +321,7 @@ class CallOptions:
         return UniqueKey(key, "period", check_seconds("unique_for", self.unique_for), self.on_duplicate)
 
 
-def once(task: str, key: object, period: float) -> UniqueKey:
+def idempotency_key(task: str, key: object, period: float) -> UniqueKey:
     full = own_key("once", task, check_key("idempotency_key", key))
     return UniqueKey(full, "period", period, same_call=True)
 

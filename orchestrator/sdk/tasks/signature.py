@@ -59,10 +59,10 @@ class Signature:
                     f"turned into {_describe(hints[named])}: {reason}."
                 )
         self._kinds = {p.name: hints[p.name] for p in visible if can_convert(hints.get(p.name, Any))}
-        self.result_words = f"The result of {what.lower()} {name!r}"
+        self.result_label = f"The result of {what.lower()} {name!r}"
         """How errors refer to the result of the function."""
         self._payload_parameters = frozenset(p.name for p in visible if is_payload(hints.get(p.name)))
-        self.wants_unread = bool(self._payload_parameters)
+        self.wants_payload = bool(self._payload_parameters)
         """Whether the function has a parameter annotated with `Payload`, whose value is not loaded."""
         self._result = hints["return"] if can_convert(hints.get("return", Any)) else Any
         self._unchanged = {name: unchanged_types(kind) for name, kind in self._kinds.items()}
@@ -289,11 +289,11 @@ class Signature:
             return convert(value, self._result)
         except _CONVERSION_ERRORS as error:
             problem = f"does not fit its annotation: expected {_describe(self._result)}: {_reason(error)}."
-            payload_error = PayloadError(f"{self.result_words} {problem}")
+            payload_error = PayloadError(f"{self.result_label} {problem}")
             payload_error.data = {"returned": value}
             raise payload_error from error
 
-    def restore_kept(self, value: Any) -> Any:
+    def convert_stored(self, value: Any) -> Any:
         """Convert the stored result of a task. Accept None for any type: it means that no result was stored."""
         try:
             return self.restore_result(value)

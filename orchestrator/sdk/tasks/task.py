@@ -17,7 +17,7 @@ from orchestrator.domain.code.commands import CancelTask, ScheduleTask
 from orchestrator.domain.tasks.headers import check_headers, with_headers
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, NotDeterministic, OrchestratorError
-from orchestrator.sdk.checks import shown
+from orchestrator.sdk.checks import for_message
 from orchestrator.sdk.client import Client, Deployment, client_of
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.futures import DurableFuture
@@ -153,7 +153,7 @@ class Task(Parts[P, R]):
         described = scheduled._described(identifier, args, kwargs, commander.run_id, ordinal)
         described = scheduled_task(described, self._client.settings)
         commander.issue(ScheduleTask(ordinal, described, digest_call(args, kwargs)))
-        restore = self._signature.restore_kept
+        restore = self._signature.convert_stored
         return DurableFuture(commander, identifier, f"Task {self.name!r}", restore, CancelTask(identifier))
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
@@ -237,8 +237,8 @@ class Task(Parts[P, R]):
         if run_sync is None:
             raise InvalidTask(
                 f"aenqueue_in: expected an AsyncSession or AsyncConnection of SQLAlchemy, or an asynchronous "
-                f"connection of psycopg or asyncpg, found {shown(connection)}. With one that is not asynchronous, call "
-                f"`task.enqueue_in(session, …)`."
+                f"connection of psycopg or asyncpg, found {for_message(connection)}. With one that is not "
+                f"asynchronous, call `task.enqueue_in(session, …)`."
             )
         handle: Handle[R] = await run_sync(self.enqueue_in, *args, **kwargs)
         return handle
@@ -375,7 +375,7 @@ class Task(Parts[P, R]):
     @functools.cached_property
     def _redacting_options(self) -> CallOptions:
         """The options with all `redact` patterns, including those in the settings, which are read only on a call."""
-        everywhere = redaction.words(self._client.settings.redact)
+        everywhere = redaction.split_patterns(self._client.settings.redact)
         return self._call_options.redacting(everywhere, self._signature.names)
 
     def _place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Placed:

@@ -100,7 +100,7 @@ class TaskTransaction:
             enqueue.notify_on_commit(self.connection, self._namespace)
         return holders
 
-    def promise(self, tasks: Sequence[NewTask]) -> None:
+    def insert_callbacks(self, tasks: Sequence[NewTask]) -> None:
         """Insert the tasks that the success enqueues. Tasks with unique keys go to the inbox, to wait for the keys."""
         with_keys = [task for task in tasks if task.unique is not None]
         with borrowed(self.connection, self._namespace):

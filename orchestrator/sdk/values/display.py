@@ -72,7 +72,7 @@ NOT_JSON = "(not JSON: "
 """The prefix of texts in place of values that JSON does not support."""
 
 
-def as_shown(plain: Any) -> Any:
+def as_display_json(plain: Any) -> Any:
     """Return plain data as JSON data for people, with texts in place of NaN, infinities and bytes."""
     try:
         data = msgspec.to_builtins(plain, str_keys=True, enc_hook=described_value, builtin_types=(bytes,))

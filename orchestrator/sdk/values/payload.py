@@ -16,7 +16,7 @@ import msgspec
 
 from orchestrator import references
 from orchestrator.domain import timezones
-from orchestrator.domain.plain import MOST_LEVELS, REFUSALS, is_too_deep
+from orchestrator.domain.plain import MAX_LEVELS, REFUSALS, is_too_deep
 from orchestrator.errors import PayloadError
 from orchestrator.payloads.keeping import open_bytes, read_encoded
 from orchestrator.references import BYTES, Reference, read_reference, whole_reference
@@ -40,10 +40,10 @@ _CONTAINER_BYTES = frozenset([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 """The first bytes of maps and arrays in MessagePack."""
 
 _OTHER_BYTES = bytes(set(range(256)) - _CONTAINER_BYTES)
-_MIN_LEVELS = MOST_LEVELS - 8
+_MIN_LEVELS = MAX_LEVELS - 8
 """Below this number of remaining levels, `_is_surely_shallow` no longer inspects parts one by one."""
 
-_SHORT = MOST_LEVELS
+_SHORT = MAX_LEVELS
 """Bytes of data that cannot be nested too deeply, because each level takes a byte."""
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_other)
@@ -196,11 +196,11 @@ def _checked(data: bytes, what: str, limit: int) -> bytes:
 def _unreadable(data: bytes) -> str | None:
     """Return why an encoded value cannot be decoded, perhaps only because the decoder has a smaller stack."""
     try:
-        if _is_surely_shallow(data, MOST_LEVELS) or not is_too_deep(_decoder.decode(data)):
+        if _is_surely_shallow(data, MAX_LEVELS) or not is_too_deep(_decoder.decode(data)):
             return None
     except REFUSALS as error:
         return str(error)
-    return f"it is nested more than {MOST_LEVELS} levels deep"
+    return f"it is nested more than {MAX_LEVELS} levels deep"
 
 
 def _is_surely_shallow(data: bytes, levels: int) -> bool:

@@ -6,7 +6,7 @@ import msgspec
 
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.payloads import keeping
-from orchestrator.payloads.keeping import MEANS, PayloadStore
+from orchestrator.payloads.keeping import STORE_CAPABILITY, PayloadStore
 from orchestrator.sealing import CALL, Vault, key_name, vault_of
 from orchestrator.settings import Settings
 
@@ -14,11 +14,11 @@ from orchestrator.settings import Settings
 def outgoing_task(task: NewTask, settings: Settings) -> NewTask:
     """Return a task with its arguments in the payload store if they are large, and sealed otherwise."""
     if len(task.payload) > settings.inline_payload and (store := store_of(settings)) is not None:
-        task = left_task(task, store)
+        task = task_with_stored_arguments(task, store)
     return sealed_task(task, settings)
 
 
-def left_task(task: NewTask, store: PayloadStore) -> NewTask:
+def task_with_stored_arguments(task: NewTask, store: PayloadStore) -> NewTask:
     """Return a task with its arguments in the payload store, if they are large.
 
     Arguments under an idempotency key stay inline, because they are compared with those of the next call.
@@ -70,6 +70,6 @@ def store_of(settings: Settings) -> PayloadStore | None:
     return keeping.store_of(settings, StoresInUse)
 
 
-def means(settings: Settings) -> list[str]:
+def store_capabilities(settings: Settings) -> list[str]:
     """Return the capabilities that a worker announces for its payload store."""
-    return [] if store_of(settings) is None else [key_name(MEANS)]
+    return [] if store_of(settings) is None else [key_name(STORE_CAPABILITY)]

@@ -150,7 +150,7 @@ def open_promises(connection: Connection, runs: Sequence[bytes]) -> list[tuple[b
     """Return run, id and name of the open promises of runs, oldest first."""
 
 
-class Answered(NamedTuple):
+class PromiseAnswer(NamedTuple):
     id: bytes
     result: bytes | None = None
     error: TaskError | None = None
@@ -165,7 +165,7 @@ SELECT n.id, %(now)s::timestamptz, n.result, n.error
 """)
 
 
-def answer(connection: Connection, answers: Iterable[Answered], now: datetime) -> None:
+def answer(connection: Connection, answers: Iterable[PromiseAnswer], now: datetime) -> None:
     """Store answers to requests; the first answer to a request counts."""
     rows = _ANSWERS((answered.id, answered.result, answered.error and answered.error.to_json()) for answered in answers)
     _ANSWER(connection, rows, now=now)
@@ -183,11 +183,11 @@ _FIND_ANSWER = Statement[Row](
 )
 
 
-def find_answer(connection: Connection, request: bytes) -> Answered | None:
+def find_answer(connection: Connection, request: bytes) -> PromiseAnswer | None:
     row = _FIND_ANSWER.first(connection, id=request)
     if row is None:
         return None
-    return Answered(request, None if row.result is None else bytes(row.result), TaskError.stored(row.error))
+    return PromiseAnswer(request, None if row.result is None else bytes(row.result), TaskError.stored(row.error))
 
 
 # -- answers to promises that the code of runs has not created yet (`domain/code/promises.py`).
@@ -195,7 +195,7 @@ def find_answer(connection: Connection, request: bytes) -> Answered | None:
 # A row with number 0 says that a promise of this name was settled or abandoned, so a second answer is refused.
 
 
-class Kept(NamedTuple):
+class StoredResolution(NamedTuple):
     """A resolution that is stored until its promise is created."""
 
     run: bytes
@@ -212,9 +212,9 @@ SELECT /* resolutions.of_runs */ k.run_id, k.number, k.name, k.value, k.error
 """)
 
 
-def of_runs(connection: Connection, runs: Iterable[bytes]) -> list[Kept]:
+def of_runs(connection: Connection, runs: Iterable[bytes]) -> list[StoredResolution]:
     """Return the stored resolutions of runs, in order."""
-    return [Kept(row.run_id, row.number, _resolution(row)) for row in _OF_RUNS(connection, runs=runs)]
+    return [StoredResolution(row.run_id, row.number, _resolution(row)) for row in _OF_RUNS(connection, runs=runs)]
 
 
 def _resolution(row: Row) -> Resolution:
@@ -233,7 +233,7 @@ RETURNING run_id, name
 """)
 
 
-def keep(connection: Connection, rows: Sequence[Kept]) -> set[tuple[bytes, str]]:
+def store_resolutions(connection: Connection, rows: Sequence[StoredResolution]) -> set[tuple[bytes, str]]:
     """Store resolutions for open runs; return the runs and names for which that happened."""
     stored = [
         (row.run, row.what.name, row.number, row.what.value, row.what.error and _json(row.what.error)) for row in rows
@@ -252,7 +252,7 @@ DELETE /* resolutions.remove */ FROM orchestrator.resolutions k
 """)
 
 
-def remove(connection: Connection, rows: Sequence[Kept]) -> None:
+def remove(connection: Connection, rows: Sequence[StoredResolution]) -> None:
     """Delete resolutions whose promises have been created."""
     _REMOVE(connection, _USED_RESOLUTIONS((row.run, row.what.name, row.number) for row in rows))
 
@@ -269,7 +269,7 @@ SELECT /* resolutions.standing */
 """)
 
 
-def take_turn(connection: Connection, run: bytes, name: str) -> bool:
+def lock_promises(connection: Connection, run: bytes, name: str) -> bool:
     """Lock the promises of a run until the transaction ends. Return whether all open promises of a name have answers.
 
     The leader decides the same way, in the order of requests: a settled promise takes no answer, and a promise that the
@@ -283,9 +283,9 @@ def take_turn(connection: Connection, run: bytes, name: str) -> bool:
     return bool(is_answered and row.open <= row.under_way)
 
 
-def numbered(run: bytes, resolutions: Iterable[Resolution]) -> list[Kept]:
+def numbered(run: bytes, resolutions: Iterable[Resolution]) -> list[StoredResolution]:
     """Return resolutions with their positions, in order."""
-    return [Kept(run, number, what) for number, what in enumerate(resolutions, 1)]
+    return [StoredResolution(run, number, what) for number, what in enumerate(resolutions, 1)]
 
 
 def _json(error: TaskError) -> str:

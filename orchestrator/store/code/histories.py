@@ -151,7 +151,7 @@ def event_of(data: bytes) -> HistoryItem:
     return item
 
 
-def beginnings(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, history.RunStarted]:
+def starts_of(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, history.RunStarted]:
     return {run: first_event(data) for run, data in _BEGINNINGS(connection, ids=runs)}
 
 
@@ -210,7 +210,7 @@ SELECT /* histories.said_by_code */ data FROM orchestrator.histories
 """)
 
 
-def said_by_code(connection: Connection, run: bytes, *, with_timers: bool) -> list[HistoryItem]:
+def events_by_code(connection: Connection, run: bytes, *, with_timers: bool) -> list[HistoryItem]:
     """Return the start of a run, its reset if any, state that the code set and cleared, and started timers."""
     kinds = ["state_set", "state_cleared", "run_reset", *(["timer_started"] if with_timers else [])]
     return [_decode.decode(data) for data in _SAID_BY_CODE(connection, run=run, kinds=kinds)]
@@ -240,7 +240,7 @@ SELECT /* histories.said */ h.run_id, h.number, extract(epoch FROM h.at)::double
 """)
 
 
-def said(connection: Connection, runs: Sequence[tuple[bytes, int]]) -> dict[bytes, list[Event]]:
+def read_since(connection: Connection, runs: Sequence[tuple[bytes, int]]) -> dict[bytes, list[Event]]:
     """Return the start, all signals, and the events after a number of each run, in order."""
     return by_run(_READ_SINCE(connection, _WANTED(runs)))
 
@@ -259,7 +259,9 @@ SELECT /* histories.unheard */ h.run_id, h.data
 """)
 
 
-def unheard(connection: Connection, runs: Sequence[tuple[bytes, int]]) -> dict[bytes, list[history.SignalReceived]]:
+def late_signals(
+    connection: Connection, runs: Sequence[tuple[bytes, int]]
+) -> dict[bytes, list[history.SignalReceived]]:
     """Return signals of runs after a number, in order: all that may start a run, and the first of the rest."""
     signals: dict[bytes, list[history.SignalReceived]] = defaultdict(list)
     for run, data in _UNHEARD(connection, _WANTED(runs)):

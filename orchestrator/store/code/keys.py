@@ -92,7 +92,7 @@ RETURNING p.new
 """)
 
 
-def pass_on(connection: Connection, successors: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
+def pass_to_successors(connection: Connection, successors: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
     """Give the chosen ids of runs to their successors; return the successors that got one.
 
     A client may at the same moment give the id of an ended run to a new one; then that run keeps the id.

@@ -92,7 +92,7 @@ SELECT /* code_reads.answering */ r.workflow, t.queue,
                       UNION ALL SELECT queue FROM orchestrator.ended_tasks WHERE id = r.id LIMIT 1) AS t
  WHERE r.id = %(run)s::uuid
 """)
-def answering(connection: Connection, run: bytes) -> Answering | None:
+def answering_workers(connection: Connection, run: bytes) -> Answering | None:
     """Return the number of live workers that have the code of a run."""
 
 
@@ -120,7 +120,7 @@ SELECT /* code_reads.repeated */ h.data, array_to_json(r.tags)::text AS tags, t.
 """)
 
 
-def repeated(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
+def rerun_of(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
     """Return a new run that repeats all of another one, with as much time; None if the run is not of code."""
     row = _REPEATED.first(connection, id=run)
     if row is None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.runs import GOES_ON, TIMED_OUT
+from orchestrator.domain.runs import CONTINUATION_REASONS, TIMED_OUT
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.store.batches import Batch
 from orchestrator.store.code.runs import INHERITED, CodeRun
@@ -78,7 +78,7 @@ WITH /* resets.hand_over_children */ wanted AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT ctid AS place, id, coalesce(child_id, id) AS awaited, status, ended_at FROM orchestrator.runs
             WHERE parent_run = parent.run AND detached AND code
-              AND (reason IS NULL OR reason NOT IN {GOES_ON}) OFFSET 0) AS c
+              AND (reason IS NULL OR reason NOT IN {CONTINUATION_REASONS}) OFFSET 0) AS c
       JOIN wanted w ON w.run = parent.run AND w.child_id = c.awaited
 ), adopted AS (
     UPDATE orchestrator.runs r SET parent_run = found.successor, child_id = found.successor_child

@@ -20,7 +20,7 @@ from orchestrator.domain.code.attributes import Scalar, attributes_of
 from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.ids import is_derived, successor_id
 from orchestrator.domain.plain import stored_json
-from orchestrator.domain.runs import GOES_ON, RESET
+from orchestrator.domain.runs import CONTINUATION_REASONS, RESET
 from orchestrator.store.batches import Batch
 from orchestrator.store.code.histories import event_of, event_rows, first_event
 from orchestrator.store.inbox import RequestKind
@@ -196,7 +196,7 @@ _MAX_CHAIN_PART = 256
 _CONTINUING = Prepared[bytes](f"""
 SELECT /* code_runs.continuing */ wanted.id FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (
-       SELECT FROM orchestrator.runs WHERE id = wanted.id AND code AND reason IN {GOES_ON} LIMIT 1) AS r
+       SELECT FROM orchestrator.runs WHERE id = wanted.id AND code AND reason IN {CONTINUATION_REASONS} LIMIT 1) AS r
 """)
 
 
@@ -276,7 +276,7 @@ SELECT /* code_runs.reset_from */ data FROM orchestrator.histories
 """)
 
 
-def pasts(connection: Connection, run: bytes) -> list[Past]:
+def message_chains(connection: Connection, run: bytes) -> list[Past]:
     """Return the chains whose messages belong to a run, newest first.
 
     These are the run's own chain and, if it began with a reset of an ended run, the chain up to that run.
@@ -306,7 +306,7 @@ def _links(connection: Connection, run: bytes) -> list[_Link]:
     while ahead:
         links = _LINKS(connection, ids=ahead)
         result += links
-        goes_on = len(links) == len(ahead) and links[-1].reason in GOES_ON
+        goes_on = len(links) == len(ahead) and links[-1].reason in CONTINUATION_REASONS
         ahead = _chain(successor_id(ahead[-1]), min(4 * len(ahead), _MAX_CHAIN_PART)) if goes_on else []
     return result
 
@@ -338,7 +338,7 @@ RETURNING target
 def signal_open(connection: Connection, workflow: str, signals: Sequence[tuple[bytes, str]]) -> set[bytes]:
     """Insert signals for open runs of a workflow into the inbox, in order; return the runs that got one."""
     ids, bodies = [run for run, _ in signals], [body for _, body in signals]
-    reached = _SIGNAL_OPEN(connection, ids=ids, bodies=bodies, workflow=workflow, goes_on=[*GOES_ON])
+    reached = _SIGNAL_OPEN(connection, ids=ids, bodies=bodies, workflow=workflow, goes_on=[*CONTINUATION_REASONS])
     return {run.bytes for run in reached}
 
 
@@ -346,5 +346,5 @@ def signal_open(connection: Connection, workflow: str, signals: Sequence[tuple[b
 SELECT /* code_runs.known */ id FROM orchestrator.runs
  WHERE id = ANY(%(runs)s::uuid[]) AND code AND workflow = %(workflow)s
 """)
-def known(connection: Connection, workflow: str, runs: Sequence[bytes]) -> list[bytes]:
+def runs_of_workflow(connection: Connection, workflow: str, runs: Sequence[bytes]) -> list[bytes]:
     """Return the runs that are of a workflow."""

@@ -124,7 +124,7 @@ UPDATE /* turns.put_off */ orchestrator.tasks t
 """)
 
 
-def put_off(connection: Connection, turns: Sequence[tuple[bytes, int, float]], now: datetime) -> None:
+def postpone(connection: Connection, turns: Sequence[tuple[bytes, int, float]], now: datetime) -> None:
     """Return claimed turn tasks to pending with a delay, for lack of room; `worker` still has the code in memory."""
     _PUT_OFF(connection, _TURNS(turns), now=now)
 
@@ -132,7 +132,7 @@ def put_off(connection: Connection, turns: Sequence[tuple[bytes, int, float]], n
 # -- last turns
 
 
-EVERYTHING = 2**31 - 1
+ALL_EVENTS = 2**31 - 1
 """Larger than any event number."""
 _MESSAGES = """(SELECT kind, target, body FROM orchestrator.inbox ORDER BY id LIMIT 1000) AS oldest
              WHERE kind IN ('signal', 'update')"""
@@ -148,7 +148,7 @@ WITH /* turns.append_last */ ahead AS (
      CROSS JOIN LATERAL (
            SELECT ctid AS place FROM orchestrator.runs
             WHERE id = g.id AND code AND ended_at IS NULL AND last_event <= g.through LIMIT 1) AS found
-     WHERE r.ctid = found.place AND (g.through = {EVERYTHING} OR g.id NOT IN (SELECT target FROM {_MESSAGES}))
+     WHERE r.ctid = found.place AND (g.through = {ALL_EVENTS} OR g.id NOT IN (SELECT target FROM {_MESSAGES}))
     RETURNING r.id, r.last_event - g.count AS before, {not_before("r.last_event - g.count")} AS at
 ), kept AS (
     INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
@@ -170,7 +170,7 @@ class LastTurn(NamedTuple):
     id: bytes
     attempt: int
     through: int
-    """The end is applied if no event came after this number and no message is pending; always if `EVERYTHING`."""
+    """The end is applied if no event came after this number and no message is pending; always if `ALL_EVENTS`."""
     events: Sequence[HistoryItem]
 
 
@@ -182,7 +182,7 @@ def append_last(connection: Connection, turns: Sequence[LastTurn], now: datetime
     end. Messages committed before the lock are found by the check that follows.
     """
     ahead = [(turn.id, turn.attempt, turn.through, len(turn.events)) for turn in turns]
-    if ending := [turn.id for turn in turns if turn.through != EVERYTHING]:
+    if ending := [turn.id for turn in turns if turn.through != ALL_EVENTS]:
         _LOCK_RUNS.defer(connection, runs=ending)
     rows = [row for turn in turns for row in event_rows(turn.id, turn.events)]
     if any(MARK in data for *_, data in rows):

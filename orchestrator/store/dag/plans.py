@@ -307,7 +307,7 @@ UPDATE /* dags.keep_state */ orchestrator.runs SET state = %(state)s WHERE id = 
 """)
 
 
-def keep(connection: Connection, run: bytes, new: bytes, steps: Sequence[str], state: bytes) -> None:
+def copy_results(connection: Connection, run: bytes, new: bytes, steps: Sequence[str], state: bytes) -> None:
     """Copy the results of some steps of a run into a new run that has not begun, in the caller's transaction."""
     _KEEP_TASKS(connection, run=run, new=new, steps=steps)
     _KEEP_RUNS(connection, run=run, new=new, steps=steps)

@@ -103,7 +103,7 @@ SELECT /* flow_runs.started */ workflow, version, params::text AS params, tags, 
 """)
 
 
-def again(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
+def rerun_of(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
     """Return a new run with the arguments of another run; None if that is not of a flow."""
     source = _STARTED.first(connection, id=run)
     if source is None:
@@ -123,7 +123,7 @@ def again(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
 @Statement.function("""
 SELECT /* flow_runs.which */ workflow, version FROM orchestrator.runs WHERE id = %(run)s::uuid AND flow
 """)
-def which(connection: Connection, run: bytes) -> tuple[str, int] | None:
+def flow_of(connection: Connection, run: bytes) -> tuple[str, int] | None:
     """Return the flow and the version of a run; None if the run is not of a flow."""
 
 
@@ -134,7 +134,7 @@ class Standing(NamedTuple):
     is_cancelling: bool
     """Whether the run is being cancelled, or has a cancel request."""
     state: FlowState
-    under_way: frozenset[str]
+    pending_keys: frozenset[str]
     """The requested keys whose signals the leader has not applied yet."""
 
 
@@ -155,7 +155,7 @@ SELECT /* flow_runs.standing */ r.status, r.state,
 """)
 
 
-def take_turn(connection: Connection, run: bytes, keys: Sequence[str]) -> Standing:
+def lock_and_read(connection: Connection, run: bytes, keys: Sequence[str]) -> Standing:
     """Lock a run against other messages until the transaction ends; return its status.
 
     A signal moves from the inbox to the state, or to the run's pending changes, so one statement reads all three.
@@ -187,7 +187,7 @@ SELECT /* flow_runs.keeps */ coalesce(octet_length(r.state), 0)
 """)
 
 
-def keeps(connection: Connection, run: bytes) -> int:
+def stored_size(connection: Connection, run: bytes) -> int:
     """Return an estimate of a run's stored bytes, pending signals included: each counts twice, as the state will have
     it under its key and in the shared state."""
     return int(_STORED_SIZE.first(connection, id=run, kind=str(RequestKind.FLOW_SIGNAL)) or 0)

@@ -12,7 +12,7 @@ from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.sealing import is_sealed_text, reveal_text
 from orchestrator.store.fleet import IS_FRESH
 from orchestrator.store.insights.failures import handled_groups
-from orchestrator.store.insights.tasks import MOST_LOOKED_AT, TaskView, find_tasks
+from orchestrator.store.insights.tasks import MAX_SCANNED, TaskView, find_tasks
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tasks.redrive import group_of
 from orchestrator.store.throughput import Throughput
@@ -52,7 +52,7 @@ SELECT /* insights.activity.ended */ queue, status, floor(extract(epoch FROM end
          ORDER BY ended_at DESC LIMIT {MAX_ENDED}) AS latest
  GROUP BY 1, 2, 3
 """)
-def ended_lately(connection: Connection, seconds: float) -> list[EndedInSecond]:
+def recently_ended(connection: Connection, seconds: float) -> list[EndedInSecond]:
     """Return the number of tasks that ended in each of the last seconds, counting at most `MAX_ENDED`."""
 
 
@@ -157,7 +157,7 @@ SELECT /* insights.activity.failures */ name, coalesce(error->>'kind', reason, s
 """)
 
 
-def failures_lately(connection: Connection) -> list[FailureGroup]:
+def recent_failures(connection: Connection) -> list[FailureGroup]:
     """Return the failures of the last quarter of an hour by task, error and queue, counting at most `_MAX_FAILURES`.
 
     Snoozed groups are left out, and acknowledged groups come last.
@@ -181,7 +181,7 @@ def _short(message: str) -> str:
 
 # In the order of the tasks' ends, which has an index; a bounded number is scanned.
 _LATELY = f"""(SELECT * FROM orchestrator.ended_tasks WHERE ended_at >= %(since)s::timestamptz
-          ORDER BY ended_at DESC LIMIT {MOST_LOOKED_AT}) AS lately
+          ORDER BY ended_at DESC LIMIT {MAX_SCANNED}) AS lately
  WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
    AND (%(worker)s::text IS NULL OR worker = %(worker)s::text)"""
 _SLOWEST = Statement[UUID](f"""
@@ -193,7 +193,7 @@ SELECT /* insights.slowest */ id FROM {_LATELY} AND started_at IS NOT NULL
 def slowest(
     connection: Connection, since: datetime, *, queue: str | None = None, worker: str | None = None, limit: int = 10
 ) -> list[TaskView]:
-    """Return the tasks of a queue or worker that ran longest, among the last `MOST_LOOKED_AT` ended ones."""
+    """Return the tasks of a queue or worker that ran longest, among the last `MAX_SCANNED` ended ones."""
     ids = _SLOWEST(connection, since=since, queue=queue, worker=worker, limit=limit)
     by_id = {task.id: task for task in find_tasks(connection, [id.bytes for id in ids])}
     return [by_id[id] for id in ids if id in by_id]

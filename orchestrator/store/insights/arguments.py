@@ -48,7 +48,7 @@ IN_RUN = f"""(%(needles)s::text[] IS NULL OR strpos(params::text, %(json)s::text
 hash the first events of all runs."""
 
 
-class Given(NamedTuple):
+class TaskArguments(NamedTuple):
     """The arguments of a task."""
 
     id: UUID
@@ -63,14 +63,14 @@ class Given(NamedTuple):
 _PLAIN = "parent_id IS NULL AND NOT coalesce(options ?| '{redact,inherited}', false)"
 _PARTS = f"""id, CASE WHEN octet_length(payload) <= %(most)s THEN payload END AS payload,
        run_id IS NULL AND {_PLAIN} AS is_plain, run_id IS NOT NULL AND {_PLAIN} AS is_plain_in_run"""
-_CALLS = Statement[Given](f"""
+_CALLS = Statement[TaskArguments](f"""
 SELECT /* insights.arguments.of_tasks */ {_PARTS} FROM orchestrator.tasks WHERE id = ANY(%(ids)s::uuid[])
  UNION ALL
 SELECT {_PARTS} FROM orchestrator.ended_tasks WHERE id = ANY(%(ids)s::uuid[])
 """)
 
 
-def calls_of_tasks(connection: Connection, tasks: Sequence[UUID], most: int = 100_000) -> dict[UUID, Given]:
+def calls_of_tasks(connection: Connection, tasks: Sequence[UUID], most: int = 100_000) -> dict[UUID, TaskArguments]:
     """Return the arguments of these tasks, where they have at most `most` bytes."""
     rows = _CALLS(connection, ids=[task.bytes for task in tasks], most=most) if tasks else ()
     return {row.id: row._replace(payload=row.payload and reveal(bytes(row.payload), CALL)) for row in rows}

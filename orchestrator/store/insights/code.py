@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.other_runs import WAIT
-from orchestrator.domain.runs import GOES_ON
+from orchestrator.domain.runs import CONTINUATION_REASONS
 from orchestrator.sealing import CALL, reveal
 from orchestrator.store.code import histories, reads
 from orchestrator.store.code.histories import first_event
@@ -129,7 +129,7 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
     has_timers = any(view.kind == "timer" for view in open_)
     payload, state, timers = b"", dict[str, bytes](), dict[bytes, str]()
     reset: ResetView | None = None
-    for event in histories.said_by_code(connection, run.bytes, with_timers=has_timers):
+    for event in histories.events_by_code(connection, run.bytes, with_timers=has_timers):
         match event:
             case history.RunStarted():
                 payload = reveal(event.payload, CALL)
@@ -149,7 +149,7 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
     waiting = row.waiting or {}
     return CodeView(
         payload=payload,
-        result=reveal(outcome.result) if outcome.reason not in GOES_ON else None,
+        result=reveal(outcome.result) if outcome.reason not in CONTINUATION_REASONS else None,
         error=error_view(outcome.error),
         state=state,
         turn=row.turn,

@@ -15,7 +15,7 @@ from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tasks.redrive import group_of
 from orchestrator.store.tasks.row import REOPENED
 
-MOST_LOOKED_AT = 5_000
+MAX_SCANNED = 5_000
 """Unsuccessful tasks that are grouped: the last ones."""
 MAX_WALKED = 50_000
 """Unsuccessful tasks of all queues among which those of some queues are looked for: the last ones."""
@@ -164,7 +164,7 @@ def latest_failures(
     connection: Connection,
     since: datetime,
     within: str = "",
-    most: int = MOST_LOOKED_AT,
+    most: int = MAX_SCANNED,
     until: datetime | None = None,
 ) -> Failures:
     """Return the failures of a period, of queues whose names begin with `within`; of very many, the last ones."""
@@ -226,8 +226,8 @@ def failed_before(
     """
     if not _HAS_ENDED_BEFORE.one(connection, at=at):
         return None
-    walked = MAX_WALKED if within else MOST_LOOKED_AT
-    rows = _FAILED_BEFORE(connection, at=at, within=within, most=MOST_LOOKED_AT, walked=walked, release=release)
+    walked = MAX_WALKED if within else MAX_SCANNED
+    rows = _FAILED_BEFORE(connection, at=at, within=within, most=MAX_SCANNED, walked=walked, release=release)
     return {(name, queue, kind) for name, queue, kind in rows}
 
 
@@ -265,8 +265,8 @@ def spread_of_failures(
         "end": end.timestamp(),
         "parts": parts,
         "within": within,
-        "most": MOST_LOOKED_AT,
-        "walked": MAX_WALKED if within else MOST_LOOKED_AT,
+        "most": MAX_SCANNED,
+        "walked": MAX_WALKED if within else MAX_SCANNED,
     }
     for row in _SPREAD(connection, values):
         counts = by_group.setdefault((row.name, row.queue, row.kind), [0] * parts)

@@ -58,8 +58,8 @@ def search(connection: Connection, text: str, limit: int, *, queues: str = "", w
     by_key = tasks_by_key(connection, text, limit, queues)
     by_name = list_tasks(connection, TaskFilter(part=text, within=queues), limit=limit).tasks
     return Found(
-        tasks_by_id=begin_with(connection, "task", digits, limit, queues) if is_id(digits) else [],
-        runs_by_id=begin_with(connection, "run", digits, limit, workflows) if is_id(digits) else [],
+        tasks_by_id=find_by_partial_id(connection, "task", digits, limit, queues) if is_id(digits) else [],
+        runs_by_id=find_by_partial_id(connection, "run", digits, limit, workflows) if is_id(digits) else [],
         tasks=[*{task.id: task for task in (*by_key, *by_name)}.values()][:limit],
         runs=sorted(runs.values(), key=_newest, reverse=True)[:limit],
         failures=list_tasks(connection, TaskFilter(error=text, within=queues), limit=limit).tasks,
@@ -151,7 +151,7 @@ def is_id(digits: str) -> bool:
     return _ID.fullmatch(digits) is not None
 
 
-def begin_with(connection: Connection, kind: Kind, digits: str, most: int, within: str = "") -> list[IdMatch]:
+def find_by_partial_id(connection: Connection, kind: Kind, digits: str, most: int, within: str = "") -> list[IdMatch]:
     """Return the newest tasks or runs whose ids begin or, if there are none, end with these hexadecimal digits.
 
     The name of their queue or workflow begins with `within`.
@@ -163,7 +163,7 @@ def begin_with(connection: Connection, kind: Kind, digits: str, most: int, withi
     return _END_WITH[kind](connection, end=digits, most=most, within=within)
 
 
-def enough(connection: Connection, kind: Kind, shown: Sequence[UUID]) -> int:
+def distinguishing_length(connection: Connection, kind: Kind, shown: Sequence[UUID]) -> int:
     """Return the number of characters that distinguish each of these ids from all others."""
     rows = _NEIGHBORS[kind](connection, ids=[identifier.bytes for identifier in shown])
     return max((_difference(one, beside) for one, beside in rows), default=0) or _TIME

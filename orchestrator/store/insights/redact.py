@@ -22,7 +22,7 @@ from orchestrator.store.flow.reads import OF_FUNCTIONS, OF_OPTIONS
 from orchestrator.store.insights.runs import readable_params
 from orchestrator.store.sql import Row, Statement
 
-MOST_RELATIVES = 200
+MAX_RELATIVES = 200
 """The maximum number of tasks with patterns of their own that are read; beyond that, all values count as secret."""
 _MAX_RUNS = 1_000
 _MAX_BYTES = 4_000_000
@@ -67,27 +67,27 @@ steps AS MATERIALIZED (
       FROM tree
 ), related AS (
     (SELECT t.id, t.payload, NULL::bytea AS result, t.options FROM up JOIN orchestrator.tasks t ON t.id = up.task
-      WHERE %(all)s::boolean OR t.options ?| '{{redact,inherited}}' LIMIT {MOST_RELATIVES + 1})
+      WHERE %(all)s::boolean OR t.options ?| '{{redact,inherited}}' LIMIT {MAX_RELATIVES + 1})
      UNION ALL
     (SELECT e.id, e.payload, e.result, e.options FROM up JOIN orchestrator.ended_tasks e ON e.id = up.task
-      WHERE %(all)s::boolean OR e.options ?| '{{redact,inherited}}' LIMIT {MOST_RELATIVES + 1})
+      WHERE %(all)s::boolean OR e.options ?| '{{redact,inherited}}' LIMIT {MAX_RELATIVES + 1})
      UNION ALL
     (SELECT t.id, t.payload, NULL, t.options FROM steps JOIN orchestrator.tasks t ON t.run_id = steps.id
       WHERE (steps.is_any OR t.step = ANY(steps.names)) AND t.options -> 'redact' IS NOT NULL
-      LIMIT {MOST_RELATIVES + 1})
+      LIMIT {MAX_RELATIVES + 1})
      UNION ALL
     (SELECT e.id, e.payload, e.result, e.options FROM steps JOIN orchestrator.ended_tasks e ON e.run_id = steps.id
       WHERE (steps.is_any OR e.step = ANY(steps.names)) AND e.options -> 'redact' IS NOT NULL
-      LIMIT {MOST_RELATIVES + 1})
+      LIMIT {MAX_RELATIVES + 1})
      UNION ALL
     (SELECT e.id, e.payload, e.result, e.options FROM steps JOIN orchestrator.ended_tasks e ON e.run_id = steps.id
       WHERE (%(all)s::boolean AND NOT steps.is_any OR e.options -> 'inherited' IS NOT NULL)
-        AND e.options -> 'redact' IS NULL LIMIT {MOST_RELATIVES})
+        AND e.options -> 'redact' IS NULL LIMIT {MAX_RELATIVES})
 ), measured AS (
     SELECT *, sum(octet_length(payload) + coalesce(octet_length(result), 0)) OVER (ORDER BY is_quiet, id) AS bytes
       FROM (SELECT DISTINCT ON (is_quiet, id) *
               FROM (SELECT *, options -> 'redact' IS NULL AS is_quiet FROM related) AS found
-             ORDER BY is_quiet, id LIMIT {MOST_RELATIVES + 1}) AS first
+             ORDER BY is_quiet, id LIMIT {MAX_RELATIVES + 1}) AS first
 )
 SELECT id, coalesce(options -> 'redact', '[]') || coalesce(options -> 'inherited', '[]') AS redact, is_quiet,
        CASE WHEN bytes <= {_MAX_BYTES} THEN payload END AS payload,
@@ -130,9 +130,9 @@ class Family(NamedTuple):
     patterns: list[str]
     """Patterns of all related tasks and of tasks in their definitions, without patterns for unnamed arguments."""
     relatives: list[Relative]
-    given: list[Any]
+    parameters: list[Any]
     """Parameters of runs of definitions, as plain data."""
-    said: list[tuple[str, bytes]]
+    event_values: list[tuple[str, bytes]]
     """Encoded arguments and messages of runs of code, each with its name."""
     is_partial: bool
     """Whether there are more sources than were read."""
@@ -158,10 +158,10 @@ def family_of(
     patterns = {*_PATTERNS(connection, **ids), *(pattern for row in rows for pattern in row.redact)}
     relatives = [
         Relative(tuple(row.redact), reveal(bytes(row.payload), CALL), row.result and reveal(bytes(row.result)))
-        for row in rows[:MOST_RELATIVES]
+        for row in rows[:MAX_RELATIVES]
         if row.payload is not None
     ]
-    unread = [row for row in rows[MOST_RELATIVES:] if not row.is_quiet]
+    unread = [row for row in rows[MAX_RELATIVES:] if not row.is_quiet]
     is_partial = bool(unread) or any(row.payload is None and not row.is_quiet for row in rows)
     given: list[Any] = []
     said: list[tuple[str, bytes]] = []

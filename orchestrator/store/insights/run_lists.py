@@ -18,7 +18,7 @@ from orchestrator.domain.runs import TERMINATED
 from orchestrator.domain.states import ShownRunState
 from orchestrator.store.insights.arguments import IN_RUN, NONE, Needles
 from orchestrator.store.insights.runs import COLUMNS, RunView, columns
-from orchestrator.store.insights.tasks import LONGEST_WALK
+from orchestrator.store.insights.tasks import MAX_LIST_SECONDS
 from orchestrator.store.sql import Row, Statement
 
 
@@ -56,7 +56,7 @@ class RunFilter:
 
 
 # Matching runs may be rare: each page scans a bounded number of runs, and the next page continues there.
-MOST_LOOKED_AT = 10_000
+MAX_SCANNED = 10_000
 """Runs that are scanned for one page."""
 RunSort = Literal["-when", "when", "-ended", "ended", "-workflow", "workflow"]
 """By creation, end or workflow; a minus reverses. Only ended runs have an end, and not all have a workflow."""
@@ -71,7 +71,7 @@ SELECT r.id FROM orchestrator.runs r JOIN orchestrator.tasks t ON t.id = r.id
    AND NOT EXISTS (SELECT FROM orchestrator.workers w WHERE w.id = t.worker AND w.state NOT IN ('dead', 'stopped'))
    AND NOT EXISTS (SELECT FROM orchestrator.worker_releases w WHERE w.worker = t.worker AND w.release = (
                    SELECT release FROM orchestrator.worker_releases ORDER BY started_at DESC LIMIT 1))
- LIMIT {MOST_LOOKED_AT}"""
+ LIMIT {MAX_SCANNED}"""
 # Parameters arrive as literals, so the planner drops unused conditions.
 _PAGE = f"""
 SELECT /* insights.runs.list{{name}} */ * FROM (SELECT {COLUMNS} FROM orchestrator.runs
@@ -162,15 +162,15 @@ class FailedRuns(NamedTuple):
 
     runs: int
     is_part: bool
-    """Whether only the last `MOST_LOOKED_AT` ended runs were scanned."""
+    """Whether only the last `MAX_SCANNED` ended runs were scanned."""
 
 
 @Statement.function(f"""
 SELECT /* insights.runs.count_failed */ count(*) FILTER (WHERE status = 'failed'
        AND (%(within)s::text = '' OR starts_with(workflow, %(within)s::text))) AS runs,
-       count(*) = {MOST_LOOKED_AT} AS is_part
+       count(*) = {MAX_SCANNED} AS is_part
   FROM (SELECT status, workflow FROM orchestrator.runs WHERE ended_at >= %(since)s::timestamptz
-         ORDER BY ended_at DESC LIMIT {MOST_LOOKED_AT}) AS ended
+         ORDER BY ended_at DESC LIMIT {MAX_SCANNED}) AS ended
 """)
 def count_failed_runs(connection: Connection, since: datetime, within: str = "") -> FailedRuns:
     """Return the number of runs that have failed since then."""
@@ -211,7 +211,7 @@ def page_of_runs(
         "of_workflow": wanted.workflow if order == "ended" else None,
         "version": wanted.version,
         "tags": list(wanted.tags) or None,
-        "attributes": stored_json(equal) if (equal := attributes.wanted(wanted.attributes)) else None,
+        "attributes": stored_json(equal) if (equal := attributes.parse_filters(wanted.attributes)) else None,
         "ranges": (ranges := attributes.ranges(wanted.attributes)),
         "parent": wanted.parent and wanted.parent.hex,
         "stuck": wanted.stuck,
@@ -224,7 +224,7 @@ def page_of_runs(
         "end": end.hex,
         "farthest_end": farthest_end.hex,
         "limit": limit,
-        "most": MOST_LOOKED_AT,
+        "most": MAX_SCANNED,
     } | needles.parameters
     is_walked = wanted != RunFilter() or bool(needles.data)
     if order in (
@@ -253,7 +253,7 @@ def list_runs(
 ) -> RunPage:
     """Return up to `limit` matching runs, reading pages for up to a second."""
     runs: list[RunView] = []
-    last = time.monotonic() + LONGEST_WALK
+    last = time.monotonic() + MAX_LIST_SECONDS
     while True:
         page = page_of_runs(connection, wanted, limit=limit - len(runs), before=before, sort=sort)
         runs += page.runs

@@ -149,9 +149,9 @@ def _by_error(task: str) -> str:
 
 
 # Matching tasks may be rare: each page scans a bounded number of rows of each table, and the next page continues there.
-MOST_LOOKED_AT = 10_000
+MAX_SCANNED = 10_000
 """Rows of a table that are scanned for one page."""
-LONGEST_WALK = 1.0
+MAX_LIST_SECONDS = 1.0
 """Seconds for which a list reads further pages until it is full."""
 MAX_ENDS_SCANNED = 2_000
 """Rows scanned in the order of ends: failed tasks are spread over the table, and each row may cost a page read."""
@@ -296,7 +296,7 @@ def list_tasks(
 ) -> TaskPage:
     """Return up to `limit` matching tasks, reading pages for up to a second."""
     tasks: list[TaskView] = []
-    last = time.monotonic() + LONGEST_WALK
+    last = time.monotonic() + MAX_LIST_SECONDS
     while True:
         limits: Any = {"limit": limit - len(tasks), "before": before, "oldest": oldest, "run_sort": run_sort}
         page = page_of_tasks(connection, wanted, **limits)
@@ -325,7 +325,7 @@ def _parameters(wanted: TaskFilter, limit: int, before: UUID | None, needles: Ne
         "release": wanted.release,
         "before": before and before.hex,
         "limit": limit,
-        "most": MAX_ENDS_SCANNED if wanted.by_end else MOST_LOOKED_AT,
+        "most": MAX_ENDS_SCANNED if wanted.by_end else MAX_SCANNED,
         **needles.parameters,
     }
 

@@ -117,7 +117,7 @@ def set_retention(connection: Connection, name: str, success: float | None, fail
     """Set the retention of a queue's ended tasks in seconds: 0 keeps them for ever, None uses the settings."""
 
 
-def ask_purge(connection: Connection, name: str) -> None:
+def request_purge(connection: Connection, name: str) -> None:
     """Ask the leader to cancel the tasks that now wait in a queue."""
     inbox.add(connection, RequestKind.PURGE, _NO_TARGET, msgspec.json.encode({"queue": name}).decode())
 

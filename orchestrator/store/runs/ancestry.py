@@ -35,7 +35,7 @@ SELECT /* ancestry.places */ r.id, coalesce(r.root, r.id) AS root, r.depth FROM 
 """)
 
 
-def places(connection: Connection, ids: Iterable[bytes]) -> dict[bytes, tuple[bytes, int]]:
+def roots_and_depths(connection: Connection, ids: Iterable[bytes]) -> dict[bytes, tuple[bytes, int]]:
     """Return the root and the number of ancestors of each run."""
     return {row.id: (row.root, row.depth) for row in _ANCESTRY(connection, ids=ids)}
 
@@ -82,7 +82,7 @@ _WAITING_SHARED = Prepared[Row](
 )
 
 
-def waiting_for_themselves(
+def deadlocked(
     connection: Connection, ids: Sequence[bytes], limit: int, *, is_shared: bool = False
 ) -> dict[bytes, int]:
     """Return waiting child runs that can never begin, with their lane's limit: all holders of the lane wait for runs

@@ -22,7 +22,7 @@ UPDATE /* cancels.mark */ orchestrator.runs
    AND (%(code)s::boolean OR NOT code OR status = 'pending')
 RETURNING id
 """)
-def mark(connection: Connection, ids: Sequence[bytes], *, code: bool = False) -> list[bytes]:
+def mark_cancelling(connection: Connection, ids: Sequence[bytes], *, code: bool = False) -> list[bytes]:
     """Mark runs as cancelling; their tasks are cancelled in slices. With `code`, running code is terminated, too.
 
     Code that has not begun has nothing to clean up, and is always cancelled.
@@ -33,7 +33,7 @@ class Late(NamedTuple):
     """A run that has timed out."""
 
     id: bytes
-    is_told: bool
+    must_notify_code: bool
     """Whether the code must be notified, and has a grace period to end."""
 
 
@@ -43,7 +43,7 @@ WITH /* cancels.time_out */ due AS MATERIALIZED (
      WHERE deadline <= %(now)s::timestamptz AND status = 'running' AND ended_at IS NULL AND NOT cancelling
      ORDER BY deadline LIMIT %(limit)s
 ), judged AS (
-    SELECT due.id, due.code AND NOT due.over AS is_told,
+    SELECT due.id, due.code AND NOT due.over AS must_notify_code,
            NOT due.code OR due.over AND due.stuck IS NULL AND (own.id IS NULL OR unheard.number IS NULL) AS ends
       FROM due
       LEFT JOIN LATERAL (
@@ -59,7 +59,7 @@ UPDATE orchestrator.runs r
   FROM judged late
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = late.id LIMIT 1) AS found
  WHERE r.ctid = found.place
-RETURNING r.id, late.is_told
+RETURNING r.id, late.must_notify_code
 """)
 def time_out(connection: Connection, now: datetime, limit: int, grace: float) -> list[Late]:
     """Mark runs that have timed out; their tasks are cancelled in slices, and then the runs fail.
@@ -90,7 +90,7 @@ UPDATE orchestrator.runs r
  WHERE r.ctid = found.place
 RETURNING {COUNTERS}
 """)
-def mark_below(connection: Connection, ids: Sequence[bytes], now: datetime, limit: int) -> list[RunRow]:
+def cancel_descendants(connection: Connection, ids: Sequence[bytes], now: datetime, limit: int) -> list[RunRow]:
     """Cancel all descendants of runs that are being cancelled.
 
     Descendants that have not begun end at once. Children of runs of code follow when the parent ends, according to
@@ -133,7 +133,7 @@ SELECT /* cancels.at_rest */ r.id, coalesce(
    AND (SELECT 1 FROM orchestrator.runs
          WHERE parent_run = wanted.id AND ended_at IS NULL AND NOT detached LIMIT 1) IS NULL
 """)
-def at_rest(connection: Connection, ids: Sequence[bytes]) -> list[AtRest]:
+def without_open_work(connection: Connection, ids: Sequence[bytes]) -> list[AtRest]:
     """Return the runs among these that are being cancelled and have neither open tasks nor open child runs."""
 
 
@@ -263,7 +263,7 @@ WITH /* run_retries.take_back */ old AS (
 )
 SELECT count(*) FROM (SELECT id FROM old UNION ALL SELECT id FROM orphaned) AS gone
 """)
-def take_back(connection: Connection, run: bytes, steps: Sequence[str], limit: int) -> int:
+def delete_to_replan(connection: Connection, run: bytes, steps: Sequence[str], limit: int) -> int:
     """Delete a slice of the tasks of steps to plan again, and detach child runs; return the number of rows."""
 
 

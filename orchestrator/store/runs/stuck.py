@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.tasks.outcomes import FIRST_PAUSE, LONGEST_PAUSE
+from orchestrator.domain.tasks.outcomes import FIRST_PAUSE, MAX_PAUSE
 from orchestrator.store.batches import Batch
 from orchestrator.store.sql import Prepared, Statement
 from orchestrator.store.tasks.transitions import Moved, current_attempt
@@ -27,7 +27,7 @@ WITH /* stuck.mark_stuck */ back AS (
      {current_attempt()}
      WHERE t.ctid = found.place
     RETURNING t.id, t.queue, t.attempt, jsonb_build_object('retry_at', extract(epoch FROM %(now)s::timestamptz)
-              + least({FIRST_PAUSE} * 2 ^ least(t.failures - 1, 16), {LONGEST_PAUSE})) || r.reason AS reason
+              + least({FIRST_PAUSE} * 2 ^ least(t.failures - 1, 16), {MAX_PAUSE})) || r.reason AS reason
 ), marked AS (
     UPDATE orchestrator.runs r SET stuck = back.reason, cached = 0
       FROM back
@@ -192,7 +192,7 @@ SELECT /* stuck.at_rest */ r.id FROM unnest(%(ids)s::uuid[]) AS wanted(id)
    AND (SELECT 1 FROM orchestrator.runs
          WHERE parent_run = wanted.id AND ended_at IS NULL AND NOT detached LIMIT 1) IS NULL
 """)
-def at_rest(connection: Connection, ids: Sequence[bytes]) -> list[bytes]:
+def without_open_work(connection: Connection, ids: Sequence[bytes]) -> list[bytes]:
     """Return the stuck runs of steps among these that have neither open tasks nor open child runs."""
 
 

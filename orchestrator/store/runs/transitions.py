@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.runs import GOES_ON, TERMINATED, TIMED_OUT, RunCounters
+from orchestrator.domain.runs import CONTINUATION_REASONS, TERMINATED, TIMED_OUT, RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState, run_sources_of
 from orchestrator.store.batches import Batch
 from orchestrator.store.runs.pending_changes import RoundRobin
@@ -42,7 +42,7 @@ class RunRow(NamedTuple):
     """For a traced run: its creation time in Unix seconds."""
     flow: bool = False
     """Whether the run is of a flow, whose planner ends it."""
-    again: bool = False
+    is_retry: bool = False
     """Whether the run has begun before, and a person retries it."""
 
     @property
@@ -66,15 +66,15 @@ class RunRow(NamedTuple):
         return "code" if self.code else "flow" if self.flow else "dag" if self.workflow is not None else None
 
     @property
-    def goes_on(self) -> bool:
+    def has_successor(self) -> bool:
         """Return whether the run continues in another run, for which clients wait instead."""
-        return self.code and self.reason in GOES_ON
+        return self.code and self.reason in CONTINUATION_REASONS
 
 
 COUNTERS = columns_of(
     RunRow,
     "r",
-    but=("again",),
+    but=("is_retry",),
     child_id="coalesce(r.child_id, r.id)",
     created="CASE WHEN r.trace IS NOT NULL THEN extract(epoch FROM r.created_at)::double precision END",
 )
@@ -115,7 +115,7 @@ UPDATE orchestrator.runs r
   FROM admitted a
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = a.id LIMIT 1) AS found
  WHERE r.ctid = found.place
-RETURNING {COUNTERS}, a.started_at IS NOT NULL AS again
+RETURNING {COUNTERS}, a.started_at IS NOT NULL AS is_retry
 """
 _BEGIN_ALONE = Prepared[RunRow](_BEGIN.format(name="runs.begin", holders="orchestrator.runs"))
 _BEGIN_SHARED = Prepared[RunRow](_BEGIN.format(name="runs.begin_shared", holders="orchestrator.all_runs"))

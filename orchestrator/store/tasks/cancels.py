@@ -14,7 +14,7 @@ from orchestrator.domain.states import OPEN_TASK_STATES, TaskState
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.sql import Prepared, Statement
 
-MOST_AT_ONCE = 10_000
+MAX_CANCELLED_AT_ONCE = 10_000
 """Tasks to cancel at once: each is a separate request to the leader."""
 
 
@@ -46,7 +46,7 @@ SELECT id, name, queue, status FROM orchestrator.tasks
    AND (%(run)s::uuid IS NULL OR run_id = %(run)s::uuid) AND id IS DISTINCT FROM run_id
    AND (%(until)s::timestamptz IS NULL OR created_at <= %(until)s::timestamptz)
    AND (%(within)s::text = '' OR starts_with(queue, %(within)s::text))
- ORDER BY id LIMIT {MOST_AT_ONCE}
+ ORDER BY id LIMIT {MAX_CANCELLED_AT_ONCE}
 """
 _PREVIEW = Statement[OpenGroup](f"""
 SELECT /* cancels.preview */ name, queue, status, count(*) AS tasks FROM ({_MATCHING}) AS found
@@ -61,12 +61,12 @@ SELECT '{RequestKind.CANCEL_TASK}', id FROM ({_MATCHING}) AS found ORDER BY id
 def preview(connection: Connection, wanted: OpenFilter, within: str = "") -> list[OpenGroup]:
     """Return the tasks that would be cancelled as groups, largest first; only queues whose names begin with `within`.
 
-    At most `MOST_AT_ONCE` tasks are grouped, the oldest ones.
+    At most `MAX_CANCELLED_AT_ONCE` tasks are grouped, the oldest ones.
     """
     return _PREVIEW(connection, _parameters(wanted), within=within)
 
 
-def ask(connection: Connection, wanted: OpenFilter, within: str = "") -> int:
+def request_cancel(connection: Connection, wanted: OpenFilter, within: str = "") -> int:
     """Ask the leader to cancel the matching tasks; return their number."""
     return _ASK.count(connection, _parameters(wanted), within=within)
 
@@ -75,7 +75,7 @@ def ask(connection: Connection, wanted: OpenFilter, within: str = "") -> int:
 INSERT /* cancels.withdraw */ INTO orchestrator.inbox (kind, target)
 SELECT '{RequestKind.WITHDRAW_TASK}', id FROM unnest(%(tasks)s::uuid[]) AS asked(id)
 """)
-def ask_withdrawal(connection: Connection, tasks: Sequence[bytes]) -> None:
+def request_withdrawal(connection: Connection, tasks: Sequence[bytes]) -> None:
     """Ask the leader to cancel tasks that were not dispatched yet."""
 
 

@@ -58,7 +58,7 @@ def _is_of_release(release: str) -> str:
     return f"e.worker IN (SELECT w.worker FROM orchestrator.worker_releases AS w WHERE w.release = {release})"
 
 
-MOST_LOOKED_AT = 5_000
+MAX_SCANNED = 5_000
 """Tasks that a page scans, among those that ended without success, to count the ones that would be retried."""
 
 _MATCHES = f"""
@@ -134,7 +134,7 @@ def preview(connection: Connection, wanted: FailedFilter, within: str = "") -> l
 
 
 def preview_latest(
-    connection: Connection, wanted: FailedFilter, within: str = "", most: int = MOST_LOOKED_AT
+    connection: Connection, wanted: FailedFilter, within: str = "", most: int = MAX_SCANNED
 ) -> tuple[list[Group], bool]:
     """Like `preview` for the `most` tasks that last ended without success. Return also whether earlier ones exist."""
     groups = _PREVIEW_LATEST(connection, _parameters(wanted), within=within, most=most)
@@ -142,7 +142,7 @@ def preview_latest(
     return [group._replace(example=reveal_text(group.example)) for group in groups], has_more
 
 
-def ask(connection: Connection, wanted: FailedFilter) -> None:
+def request_retries(connection: Connection, wanted: FailedFilter) -> None:
     """Ask the leader to retry the failed tasks that match now."""
     # A leader of the previous release ignores `kind`; `error` keeps it from retrying all tasks.
     if wanted.kind and "#" not in wanted.kind and wanted.error is None:

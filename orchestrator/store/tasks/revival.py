@@ -115,7 +115,7 @@ SELECT 'retry task', asked.id, nullif(jsonb_strip_nulls(jsonb_build_object(
 """)
 
 
-def ask(connection: Connection, task: bytes, attempt: int | None = None) -> tuple[str, str] | None:
+def request_retry(connection: Connection, task: bytes, attempt: int | None = None) -> tuple[str, str] | None:
     """Ask the leader to retry an ended task, in the caller's transaction; with `attempt`, only if that was the last
     one.
 

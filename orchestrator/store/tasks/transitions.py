@@ -108,9 +108,9 @@ _START_TOLD = Prepared[Moved](
 )
 
 
-def start(connection: Connection, rows: Sequence[AttemptStart], now: datetime, *, told: bool = False) -> list[Moved]:
-    """Mark attempts as running; return them only if live events need them (`told`)."""
-    if told:
+def start(connection: Connection, rows: Sequence[AttemptStart], now: datetime, *, notify: bool = False) -> list[Moved]:
+    """Mark attempts as running; return them only if live events need them (`notify`)."""
+    if notify:
         return _START_TOLD(connection, _STARTS(rows), now=now)
     _START(connection, _STARTS(rows), now=now)
     return []

@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.plain import is_same
 from orchestrator.domain.states import IN_FLIGHT_STATES
-from orchestrator.domain.tasks.task import KeyHolder, NewTask, UniqueKey, differing_options, given_key
+from orchestrator.domain.tasks.task import KeyHolder, NewTask, UniqueKey, caller_key, differing_options
 from orchestrator.errors import Duplicate, OrchestratorError
 from orchestrator.sealing import CALL, Sealed, open_data
 from orchestrator.store.batches import Batch
@@ -92,7 +92,7 @@ def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey, with
 
     The holder is neither changed nor disclosed unless its queue's name begins with `within`.
     """
-    key = given_key(task.name, unique.key)
+    key = caller_key(task.name, unique.key)
     for _ in range(_MAX_ROUNDS):
         if insert_task(connection, task):
             return task.id
@@ -154,7 +154,7 @@ def check_batch(connection: Connection, tasks: Sequence[NewTask], created: Mappi
     """
     new = [created[task.id] == task.id for task in tasks]
     if any(new) != all(new) or (new and not any(new) and _HOLDER.first(connection, key=beyond)):
-        key = given_key("", beyond).rpartition("/")[0]
+        key = caller_key("", beyond).rpartition("/")[0]
         raise Duplicate(
             f"Other tasks were enqueued under the key {key!r}; none of these was. A repeated call has the same tasks, "
             f"and another one needs a key of its own."
@@ -200,7 +200,7 @@ def insert_many_unique(connection: Connection, tasks: Sequence[NewTask], within:
                 owners[task.id] = task.id if task.id in taken else insert_unique(connection, task, unique, within)
             except Duplicate as error:
                 if error.task_id and UUID(error.task_id).bytes in owners:
-                    key = given_key(task.name, unique.key)
+                    key = caller_key(task.name, unique.key)
                     raise Duplicate(f"Two of these tasks have the key {key!r}; none of them was enqueued.") from error
                 raise
     return owners
@@ -308,7 +308,7 @@ SELECT /* keys.known */ asked.id FROM unnest(%(ids)s::uuid[]) AS asked(id)
  WHERE (SELECT true FROM orchestrator.tasks WHERE id = asked.id LIMIT 1)
     OR (SELECT true FROM orchestrator.ended_tasks WHERE id = asked.id LIMIT 1)
 """)
-def known(connection: Connection, ids: Sequence[bytes]) -> set[bytes]:
+def existing(connection: Connection, ids: Sequence[bytes]) -> set[bytes]:
     """Return the ids that belong to existing tasks, open or ended."""
 
 

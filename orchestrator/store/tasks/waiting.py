@@ -94,7 +94,7 @@ WITH /* waiting.release_opened */ ready AS (
 """)
 
 
-def release_opened(connection: Connection, opened: Sequence[tuple[str, str]], limit: int) -> int:
+def release_by_resource(connection: Connection, opened: Sequence[tuple[str, str]], limit: int) -> int:
     """Release held tasks for which a worker now has the data key or executor, by (queue, hold); return their number."""
     return _RELEASE_OPENED.one(connection, _OPENED(opened), limit=limit)
 
@@ -103,7 +103,7 @@ def release_opened(connection: Connection, opened: Sequence[tuple[str, str]], li
 SELECT /* waiting.lacking */ DISTINCT hold FROM orchestrator.tasks
  WHERE hold IS NOT NULL AND (starts_with(hold, 'no data key: ') OR starts_with(hold, 'no executor: '))
 """)
-def lacking(connection: Connection) -> list[str]:
+def resource_holds(connection: Connection) -> list[str]:
     """Return the distinct holds of tasks that wait for a data key or an executor; for a new leader."""
 
 
@@ -126,7 +126,7 @@ SELECT count(*) FROM kept
 """)
 
 
-def keep_back(connection: Connection, full: Sequence[tuple[str, str, str]], until: datetime, limit: int) -> int:
+def hold_at_front(connection: Connection, full: Sequence[tuple[str, str, str]], until: datetime, limit: int) -> int:
     """Hold tasks at the front of their queue: `full` has queue, name and hold. Return their number."""
     return _KEEP_BACK.one(connection, _HELD(full), until=until, limit=limit)
 
@@ -159,7 +159,7 @@ def release_crowded(connection: Connection, wanted: Sequence[tuple[str, str, str
 SELECT /* waiting.crowded */ DISTINCT queue, name, hold FROM orchestrator.tasks
  WHERE hold IS NOT NULL AND starts_with(hold, 'crowded')
 """)
-def crowded(connection: Connection) -> list[tuple[str, str, str]]:
+def capacity_holds(connection: Connection) -> list[tuple[str, str, str]]:
     """Return queue, name and hold of the tasks that wait for capacity; for a new leader."""
 
 
@@ -327,7 +327,7 @@ def policies(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, Policy
     return {task: Policy(*policy) for task, *policy in _POLICIES(connection, ids=ids)}
 
 
-class Earlier(NamedTuple):
+class EarlierAttempts(NamedTuple):
     """The number of earlier attempts of a task, by how they ended."""
 
     deaths: int = 0
@@ -349,6 +349,6 @@ SELECT /* waiting.earlier */ wanted.id, a.deaths, a.starts
 """)
 
 
-def earlier(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, Earlier]:
+def earlier_attempts(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, EarlierAttempts]:
     """Return counts of earlier attempts of these tasks; for turn tasks, since the last applied turn."""
-    return {task: Earlier(*counts) for task, *counts in _EARLIER(connection, ids=ids)}
+    return {task: EarlierAttempts(*counts) for task, *counts in _EARLIER(connection, ids=ids)}

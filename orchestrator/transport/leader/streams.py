@@ -20,7 +20,7 @@ from orchestrator.transport.pages import Pages
 from orchestrator.transport.quarantine import Refused, set_aside_now
 from orchestrator.transport.signing import Signing
 
-MOST_BYTES = 4_000_000
+MAX_READ_BYTES = 4_000_000
 """The maximum size in bytes of the events applied in one tick; a single larger event is applied alone."""
 
 
@@ -35,12 +35,14 @@ class BatchSizes:
         return most if self._limit is None else min(most, self._limit)
 
     def cut(self, entries: list[tuple[str, bytes]], requested: int) -> list[tuple[str, bytes]]:
-        """Return the first entries up to `MOST_BYTES`; the rest is read again later. `requested` is the COUNT of the
-        read."""
+        """Return the first entries up to `MAX_READ_BYTES`; the rest is read again later.
+
+        `requested` is the COUNT of the read.
+        """
         size = 0
         for count, (_, body) in enumerate(entries):
             size += len(body)
-            if count and size > MOST_BYTES:
+            if count and size > MAX_READ_BYTES:
                 self._limit = count
                 return entries[:count]
         if self._limit is not None and len(entries) == requested:
@@ -113,7 +115,7 @@ class Inbound(NamedTuple):
     """All nudges announce only ready tasks."""
 
     @property
-    def wants_look(self) -> bool:
+    def needs_full_check(self) -> bool:
         """Return whether the nudges may be about more than ready tasks."""
         return self.nudged and not self.only_tasks
 

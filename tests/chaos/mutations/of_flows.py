@@ -84,8 +84,9 @@ FLOWS = (
         "early-signal-lost",
         "a signal that arrives before a flow's run has begun is lost",
         "orchestrator/domain/flow/waits.py",
-        "        if state.is_over:\n            self.keep(event)\n",
-        "        if not state.frames:\n            return\n        if state.is_over:\n            self.keep(event)\n",
+        "        if state.is_over:\n            self.keep_signal(event)\n",
+        "        if not state.frames:\n            return\n"
+        "        if state.is_over:\n            self.keep_signal(event)\n",
         (
             tests(
                 "tests/integration/test_flows.py::test_a_signal_counts_that_was_sent_before_the_run_began",

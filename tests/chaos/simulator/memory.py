@@ -500,7 +500,7 @@ class MemoryWorkerStreams:
 
         self._call("beat", effect)
 
-    def leave(self, workers: Sequence[str], stopped: Sequence[str]) -> None:
+    def deregister(self, workers: Sequence[str], stopped: Sequence[str]) -> None:
         del stopped  # only displayed
 
         def effect() -> None:

@@ -88,8 +88,8 @@ class Poisons:
                 (runs, "settle", "count", lambda arguments: arguments[1]),
                 (Triggers, "runs_ended", "hooks", lambda arguments: [run.id for _, run in arguments[2]]),
                 (requests, "requeue_runs", "request", lambda arguments: arguments[1]),
-                (cancels, "mark", "request", lambda arguments: arguments[1]),
-                (cancels, "at_rest", "stop", lambda arguments: arguments[1]),
+                (cancels, "mark_cancelling", "request", lambda arguments: arguments[1]),
+                (cancels, "without_open_work", "stop", lambda arguments: arguments[1]),
             ):
                 stack.enter_context(patch.object(owner, name, self._with_poison(getattr(owner, name), operation, ids)))
             stack.enter_context(patch.object(dags, "_apply_to_plan", self._plan_with_poison(dags._apply_to_plan)))

@@ -262,7 +262,7 @@ class WorkerMachine:
     def _report_lost(self) -> None:
         streams = self._streams
         while self._gone:
-            streams.leave([self._gone[0]], [])
+            streams.deregister([self._gone[0]], [])
             self._gone.pop(0)
         while self._lost:
             generation = streams.generation()

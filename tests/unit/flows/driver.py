@@ -50,7 +50,7 @@ class Driver:
         """Pass an event to a new planner, as a leader does after a failover; apply its commands."""
         assert self.end is None, "it has ended"
         state = self.state
-        for command in self.planner(state).tell(event):
+        for command in self.planner(state).handle(event):
             match command:
                 case commands.Call(id=id):
                     assert id not in self.calls

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator.domain.flow import edge_checks
-from orchestrator.domain.flow.checks import Known, check
-from orchestrator.domain.problems import MOST_PROBLEMS, Problem
+from orchestrator.domain.flow.checks import KnownNames, check
+from orchestrator.domain.problems import MAX_PROBLEMS, Problem
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.flow import reading
 from orchestrator.sdk.flow.builder import FlowGraph
@@ -139,7 +139,7 @@ FLAWS = [
 ]
 
 
-KNOWN = Known(functions={"ship"}, services={"s"}, executors={"http", "local_func", "local_script", "queue"})
+KNOWN = KnownNames(functions={"ship"}, services={"s"}, executors={"http", "local_func", "local_script", "queue"})
 
 
 @pytest.mark.parametrize(("text", "words"), FLAWS, ids=[words for _, words in FLAWS])
@@ -200,8 +200,8 @@ def test_of_very_many_flaws_the_first_are_told(monkeypatch: pytest.MonkeyPatch) 
     plain = {"start": "a", "nodes": {"a": {"kind": "approval"}}, "edges": edges}
     found = check(plain)
     assert found[0].message.startswith("edge 'x0' from 'a' leads to 'n0': there is no such node.")
-    assert found[MOST_PROBLEMS:] == [Problem((), f"there is more that is wrong: these are the first {MOST_PROBLEMS}.")]
-    assert len(looked) <= MOST_PROBLEMS + 1
+    assert found[MAX_PROBLEMS:] == [Problem((), f"there is more that is wrong: these are the first {MAX_PROBLEMS}.")]
+    assert len(looked) <= MAX_PROBLEMS + 1
     with pytest.raises(InvalidWorkflow, match=r"… and 51 more\.$"):
         reading.from_data(plain)
 

@@ -262,7 +262,7 @@ def test_what_comes_late_or_twice_changes_nothing() -> None:
     driver.tell(commands.CallEnded(second, error="cancelled"))
     assert driver.end == commands.End("Node 'p': Branch 0: no")
     for event in (commands.Signalled("x", 1), commands.CallEnded(second, 1), commands.TimerFired(first)):
-        assert driver.planner(driver.state).tell(event) == [], "it ends once"
+        assert driver.planner(driver.state).handle(event) == [], "it ends once"
 
 
 def test_parameters_of_a_run_do_not_decide_its_approvals_nor_how_long_they_wait() -> None:

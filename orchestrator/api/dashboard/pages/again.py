@@ -28,11 +28,11 @@ from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.limits.lane_limits import lane_name
 from orchestrator.domain.redaction import HIDDEN, Redaction
-from orchestrator.domain.tasks.parameters import Misfit, Parameter, as_call, by_name, check_call, signature_of
+from orchestrator.domain.tasks.parameters import Mismatch, Parameter, as_call, by_name, check_call, signature_of
 from orchestrator.domain.tasks.task import parse_options
 from orchestrator.errors import InvalidTask, InvalidWorkflow, NotFound, PayloadError
 from orchestrator.references import whole_reference
-from orchestrator.sdk.values.display import NOT_JSON, as_shown
+from orchestrator.sdk.values.display import NOT_JSON, as_display_json
 from orchestrator.sdk.values.payload import decode_call
 from orchestrator.store import audit, insights
 from orchestrator.store.fleet import parameters_of
@@ -43,17 +43,17 @@ run_routes, run_actions = pages("/ui/runs"), page_actions("/ui/runs")
 
 _ACT = "enqueue again"
 """The action in the audit log of the original task."""
-_LONGEST = 100_000
+_MAX_LENGTH = 100_000
 """Characters of a form field, at most."""
 
 
 class Again(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A form to enqueue a task again. Arguments are JSON text, so that a form with a mistake keeps its input."""
 
-    named: Annotated[str, Meta(max_length=_LONGEST)] = ""
+    named: Annotated[str, Meta(max_length=_MAX_LENGTH)] = ""
     """All arguments by parameter name, if a worker has announced the names; otherwise `args` and `kwargs` are used."""
-    args: Annotated[str, Meta(max_length=_LONGEST)] = ""
-    kwargs: Annotated[str, Meta(max_length=_LONGEST)] = ""
+    args: Annotated[str, Meta(max_length=_MAX_LENGTH)] = ""
+    kwargs: Annotated[str, Meta(max_length=_MAX_LENGTH)] = ""
     queue: str = ""
     """The queue; if empty, that of the original task."""
     attempt: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None
@@ -97,7 +97,7 @@ def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note 
         warnings = api.names.check([task.name])
     except InvalidTask as error:
         return _show_error(partial(_form, api, task), body, 422, str(error))
-    except Misfit as error:
+    except Mismatch as error:
         return _show_error(
             partial(_form, api, task), body, 422, str(error) if body.named else f"{error.field}: {error}."
         )
@@ -119,7 +119,7 @@ def _repeated_since(api: Api, id: UUID, since: datetime | None) -> str:
 
 
 def _form_arguments(call: Call, body: Again, parameters: Sequence[Parameter]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments from a form. Changed values must match the displayed types; raises Misfit."""
+    """Return the arguments from a form. Changed values must match the displayed types; raises Mismatch."""
     stored, displayed = (by_name(parameters, one.args, one.kwargs) or {} for one in (call.stored, call.displayed))
     if body.named:
         typed = _merge("", stored, displayed, _read_json("named", body.named, dict))
@@ -130,7 +130,7 @@ def _form_arguments(call: Call, body: Again, parameters: Sequence[Parameter]) ->
     for parameter in parameters:
         is_changed = parameter.name in changed and changed[parameter.name] is not stored.get(parameter.name, UNSET)
         if is_changed and (problem := mismatch_of(parameter, changed[parameter.name])):
-            raise Misfit("kwargs" if parameter.name in kwargs else "args", f"{parameter.name}: {problem}")
+            raise Mismatch("kwargs" if parameter.name in kwargs else "args", f"{parameter.name}: {problem}")
     return args, kwargs
 
 
@@ -202,11 +202,11 @@ def _call(api: Api, task: TaskDetail) -> Call:
 
 def _stored_call(what: str, payload: bytes, hidden: Redaction) -> Call:
     """Return the stored arguments of a task or run; raise PayloadError if they cannot be read here."""
-    if len(payload) > _LONGEST or whole_reference(payload) is not None:
+    if len(payload) > _MAX_LENGTH or whole_reference(payload) is not None:
         raise PayloadError(f"The arguments of {what} are too large for a form: start it from a program.")
     args, kwargs, *_ = decode_call(payload) if payload else ([], {})
-    displayed, displayed_kwargs = hidden.call_shown(args, kwargs)
-    return Call(Arguments(args, kwargs), Arguments(as_shown(displayed), as_shown(displayed_kwargs)))
+    displayed, displayed_kwargs = hidden.redacted_call(args, kwargs)
+    return Call(Arguments(args, kwargs), Arguments(as_display_json(displayed), as_display_json(displayed_kwargs)))
 
 
 def _read_json(name: str, text: str, kind: type[Any]) -> Any:
@@ -266,7 +266,7 @@ def start_again(api: Api, id: UUID, body: Again) -> Note | Response:
         return _show_error(partial(_form_of_run, api, run), body, 409, conflict)
     try:
         new = _start_run(api, run, body)
-    except (InvalidWorkflow, Misfit) as error:
+    except (InvalidWorkflow, Mismatch) as error:
         return _show_error(partial(_form_of_run, api, run), body, 422, str(error))
     except Refused as error:
         return _show_error(partial(_form_of_run, api, run), body, error.problem.status, error.problem.detail)
@@ -307,7 +307,7 @@ def _call_of_run(api: Api, run: RunDetail) -> Call:
     params = insights.readable_params(run.params)
     if isinstance(params, str):
         raise PayloadError(f"The parameters of run {run.id} cannot be read here: {params}")
-    return Call(Arguments([], dict(params)), Arguments([], hidden.shown(dict(params))))
+    return Call(Arguments([], dict(params)), Arguments([], hidden.redacted(dict(params))))
 
 
 def _form_of_run(

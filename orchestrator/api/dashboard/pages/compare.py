@@ -36,7 +36,7 @@ _VISIBLE_ROWS, _MAX_ROWS = 25, 200
 """Steps that are visible before the others are expanded, and steps in total."""
 _MAX_LINES = 2_000
 """Lines of a text that are compared."""
-_MAX_SHOWN, _LONGEST_LINE = 600, 500
+_MAX_SHOWN, _MAX_LINE_LENGTH = 600, 500
 """Lines of a difference, or of the differences of all outputs, and characters of a line."""
 _MAX_OUTPUTS = 50
 """Different outputs whose difference is shown."""
@@ -144,7 +144,7 @@ def _side(api: Api, id: UUID) -> Side:
 
 def _shown_outputs(api: Api, id: UUID, names: list[str]) -> dict[str, Any]:
     read, _ = api.backend.runs.outputs_within(id.bytes, _MAX_BYTES, names)
-    shown: dict[str, Any] = api.redaction_of_run(id).shown(read)
+    shown: dict[str, Any] = api.redaction_of_run(id).redacted(read)
     return shown
 
 
@@ -213,7 +213,7 @@ def _difference(old: str, new: str, maximum: int = _MAX_SHOWN) -> list[str]:
     """Return the changed lines of a text with their sign and some context."""
     first, second = old.splitlines(), new.splitlines()
     lines = [*unified_diff(first[:_MAX_LINES], second[:_MAX_LINES], lineterm="")][2:]
-    shown = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines[:maximum]]
+    shown = [line if len(line) <= _MAX_LINE_LENGTH else f"{line[:_MAX_LINE_LENGTH]}…" for line in lines[:maximum]]
     if len(lines) > maximum:
         shown.append(f"… {len(lines) - maximum:,} more lines differ")
     if first[_MAX_LINES:] != second[_MAX_LINES:]:

@@ -22,7 +22,7 @@ from orchestrator.api.problems import refused
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.dag.composed import is_composed
 from orchestrator.sdk.calls.insights import HandlingAct
-from orchestrator.sdk.values.display import as_shown, call_of
+from orchestrator.sdk.values.display import as_display_json, call_of
 from orchestrator.store import insights
 from orchestrator.store.insights.attempts import Release, last_release
 from orchestrator.store.insights.failures import FailureGroup, failed_before
@@ -125,9 +125,9 @@ def _example(api: Api, task: UUID) -> Example | None:
         found = api.read(insights.show_task, task)
         if found is None or found.error is None:
             return None
-        arguments, keywords = api.redaction_of_task(found).call_shown(*call_of(found.payload))
+        arguments, keywords = api.redaction_of_task(found).redacted_call(*call_of(found.payload))
         location = own_frame(found.error.traceback or found.error.message.partition("\n\nRemote traceback:\n")[2])
-        return Example(location, call(as_shown(arguments), as_shown(keywords)), found.step or "")
+        return Example(location, call(as_display_json(arguments), as_display_json(keywords)), found.step or "")
 
     return api.recent.get(("example", task), 30.0, read)
 

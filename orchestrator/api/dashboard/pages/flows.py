@@ -86,7 +86,7 @@ _LAYER_GAP = 112
 """The gap between two layers, which has room for names of actions."""
 _BACK_EDGE_HEIGHT = 18
 """The height of an edge that leads back."""
-_LONGEST_LABEL = 16
+_MAX_LABEL_LENGTH = 16
 _MAX_ROWS = 200
 Line = tuple[str, str]
 
@@ -177,7 +177,7 @@ def _draw_flow(flow: Flow, walked: Walked) -> Graph:
 
 def _label(actions: Sequence[str]) -> str:
     text = "" if list(actions) == [DEFAULT] else ", ".join(sorted(set(actions)))
-    return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 1]}…"
+    return text if len(text) <= _MAX_LABEL_LENGTH else f"{text[: _MAX_LABEL_LENGTH - 1]}…"
 
 
 def _back_edge(start: Node, end: Node, y: float, line: Line, label: str, walked: Walked) -> Edge:

@@ -17,7 +17,7 @@ from orchestrator.api.dashboard.rendering import page, pages
 from orchestrator.api.key_scope import RUN, TASK
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import tasks as task_routes
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.backend.logs import read_before
 from orchestrator.sdk.tasks.logs import LogEntry, LogPage
@@ -29,7 +29,7 @@ _LINES, _MORE_LINES = 500, 1_000
 """Lines that a page begins with, and older lines that are loaded at once."""
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 _DROPPED = "dropped"
-_Entry = Annotated[str, Meta(pattern=whole("[0-9]{1,19}-[0-9]{1,9}"))]
+_Entry = Annotated[str, Meta(pattern=anchored("[0-9]{1,19}-[0-9]{1,9}"))]
 
 
 class LogQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,7 +29,7 @@ from orchestrator.store.insights import Overview, QueueCounts, RunFilter, list_q
 from orchestrator.store.insights import overview as overview_of
 from orchestrator.store.insights.attempts import first_starts
 from orchestrator.store.insights.failures import (
-    MOST_LOOKED_AT,
+    MAX_SCANNED,
     Failures,
     GroupKey,
     Handled,
@@ -94,7 +94,7 @@ def read_system_state(api: Api) -> SystemState:
         *trouble.of_the_system(found, api.settings.lease, health.complaint),
         *trouble.of_shards(found, api.settings.shards),
         *trouble.of_redis(health),
-        *trouble.of_what_redis_holds(held),
+        *trouble.foreign_data(held),
         *trouble.of_postgres(insights.connections(), transactions, insights.dead_rows()),
         *trouble.of_payload_store(api.settings.payload_store),
     )
@@ -204,7 +204,7 @@ class HandledFailures(NamedTuple):
 
 
 def read_failures(
-    api: Api, key_scope: KeyScope, span: timedelta, most: int = MOST_LOOKED_AT, until: datetime | None = None
+    api: Api, key_scope: KeyScope, span: timedelta, most: int = MAX_SCANNED, until: datetime | None = None
 ) -> HandledFailures:
     """Return failed tasks by name and error, the largest groups first."""
 

@@ -87,7 +87,7 @@ class RunsQuery(run_routes.RunQuery):
         """Reject invalid times and attributes; in the API, the list rejects attributes."""
         check_times(self)
         try:
-            attributes.wanted(self.attributes)
+            attributes.parse_filters(self.attributes)
         except InvalidWorkflow as error:
             raise ValueError(str(error)) from error
 
@@ -275,7 +275,7 @@ def _sentence(api: Api, id: UUID, number: int) -> Sentence | None:
     return next((one for one in story(events_of(api, id)[1][:number]) if one.number == number), None)
 
 
-MOST_AT_ONCE = 500
+MAX_AT_ONCE = 500
 """Runs that one form acts on."""
 _MAX_PAGES = 5
 """Pages of the list, each of some thousand rows, that a preview reads."""
@@ -307,15 +307,15 @@ def _preview(api: Api, query: RunsQuery, key_scope: KeyScope, act: _Act) -> Resp
     selected: list[RunView] = []
     cursor, is_part = None, False
     if filters := {name: value for name, value in active_filters(query).items() if name != "sort"}:
-        page_query = msgspec.structs.replace(within_span(query), limit=MOST_AT_ONCE)
+        page_query = msgspec.structs.replace(within_span(query), limit=MAX_AT_ONCE)
         for _ in range(_MAX_PAGES):
             found = run_routes.list_page(api, msgspec.structs.replace(page_query, cursor=cursor), key_scope)
             selected += _applicable(api, act, found.items)
             cursor = found.next
-            if cursor is None or len(selected) >= MOST_AT_ONCE:
+            if cursor is None or len(selected) >= MAX_AT_ONCE:
                 break
-        is_part = cursor is not None or len(selected) > MOST_AT_ONCE
-        selected = selected[:MOST_AT_ONCE]
+        is_part = cursor is not None or len(selected) > MAX_AT_ONCE
+        selected = selected[:MAX_AT_ONCE]
     groups = Counter((run_name(run) or "many tasks", _state(run)) for run in selected).most_common()
     back = with_query("/ui/runs", active_filters(query))
     return page("bulk_runs.html", act=act, asked=filters, back=back, groups=groups, chosen=selected, is_part=is_part)
@@ -339,7 +339,7 @@ def _state(run: RunView) -> str:
 class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Selected runs."""
 
-    id: Annotated[list[seen.Marked], Meta(max_length=MOST_AT_ONCE)] = []
+    id: Annotated[list[seen.Marked], Meta(max_length=MAX_AT_ONCE)] = []
 
 
 @actions.post("/cancel-chosen", about=WITHIN)

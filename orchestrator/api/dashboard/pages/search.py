@@ -16,7 +16,7 @@ from orchestrator.api.dashboard.words import with_query
 from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.routes import system
 from orchestrator.domain.access import KeyScope
-from orchestrator.store.insights.lookup import Kind, begin_with, is_id
+from orchestrator.store.insights.lookup import Kind, find_by_partial_id, is_id
 from orchestrator.store.insights.runs import runs_by_key
 
 routes = pages("/ui/search")
@@ -60,5 +60,5 @@ def find_match(api: Api, kind: Kind, text: str, key_scope: KeyScope) -> str:
     found = [run.id for run in api.read(runs_by_key, text, _MAX_RESULTS, key_scope.workflows)] if kind == "run" else []
     if not found and is_id(digits := text.lower().replace("-", "")):
         within = key_scope.queues if kind == "task" else key_scope.workflows
-        found = [one.id for one in api.read(begin_with, kind, digits, _MAX_RESULTS, within)]
+        found = [one.id for one in api.read(find_by_partial_id, kind, digits, _MAX_RESULTS, within)]
     return str(found[0]) if len(found) == 1 else with_query("/ui/search", {"text": text}) if found else ""

@@ -16,13 +16,13 @@ from orchestrator.api.key_scope import RUN, TASK, WITHIN, WORKFLOW
 from orchestrator.api.problems import Refused, refused
 from orchestrator.api.routes import bulk, flows, runs, schedules, workflows
 from orchestrator.domain.access import KeyScope, Scope
-from orchestrator.domain.plain import whole
+from orchestrator.domain.plain import anchored
 from orchestrator.store import audit
 from orchestrator.store.insights import TaskView, find_runs, find_tasks
 
 actions = page_actions("/ui")
 
-Marked = Annotated[str, Meta(pattern=whole("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(@[0-9]{1,18})?"))]
+Marked = Annotated[str, Meta(pattern=anchored("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(@[0-9]{1,18})?"))]
 """A selected row: an id and, after an @, the state that was shown: `SeenTask.attempt` or `SeenRun.ended`."""
 
 

@@ -36,14 +36,14 @@ from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.states import OPEN_TASK_STATES, TaskState
 from orchestrator.domain.tasks.parameters import by_name
 from orchestrator.errors import OrchestratorError
-from orchestrator.sdk.values.display import as_shown
+from orchestrator.sdk.values.display import as_display_json
 from orchestrator.store.fleet import parameters_of
-from orchestrator.store.inbox import RequestKind, is_asked
+from orchestrator.store.inbox import RequestKind, is_pending
 from orchestrator.store.insights import TaskFilter, TaskView
 from orchestrator.store.insights.attempts import unbegun
 from orchestrator.store.insights.tasks import TaskSort
 from orchestrator.store.tasks import redrive
-from orchestrator.store.tasks.cancels import MOST_AT_ONCE, OpenFilter
+from orchestrator.store.tasks.cancels import MAX_CANCELLED_AT_ONCE, OpenFilter
 from orchestrator.store.tasks.redrive import FailedFilter
 
 routes, actions = pages("/ui/tasks"), page_actions("/ui/tasks")
@@ -121,7 +121,7 @@ def preview_retry(api: Api, query: FailedQuery, key_scope: KeyScope) -> Response
         task_filter = build_from(FailedFilter, query, until=until)
         groups, is_part = api.read(redrive.preview_latest, task_filter, key_scope.queues)
     total = sum(group.tasks for group in groups)
-    looked_at = redrive.MOST_LOOKED_AT if is_part else None
+    looked_at = redrive.MAX_SCANNED if is_part else None
     back = own_page(query.back or "/ui/failures")
     return page("retry.html", query=query, until=until, back=back, groups=groups, total=total, looked_at=looked_at)
 
@@ -147,7 +147,7 @@ def preview_cancel(api: Api, query: OpenQuery, key_scope: KeyScope) -> Response:
         groups=groups,
         total=total,
         until=until,
-        is_part=total == MOST_AT_ONCE,
+        is_part=total == MAX_CANCELLED_AT_ONCE,
         states=[state for state in TaskState if state in OPEN_TASK_STATES],
     )
 
@@ -207,10 +207,10 @@ def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
 @routes.get("/{id}", about=TASK)
 def show_task(api: Api, id: UUID, query: logs.LogQuery) -> Response:
     """Show a task with its details."""
-    found = task_routes.task_answer(api, id, as_shown)
+    found = task_routes.task_answer(api, id, as_display_json)
     parameters = api.read(parameters_of, found.task.name) if found.args else None
     is_retried = found.task.status in _RETRYABLE and api.backend.tasks.is_retry_requested(id.bytes)
-    is_cancelled = not found.task.ended_at and api.read(is_asked, RequestKind.CANCEL_TASK, id.bytes)
+    is_cancelled = not found.task.ended_at and api.read(is_pending, RequestKind.CANCEL_TASK, id.bytes)
     missing = unbegun(found.attempts, found.task.attempt)
     return page(
         "task.html",

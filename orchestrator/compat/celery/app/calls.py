@@ -179,10 +179,10 @@ def native_options(call: Invocation) -> dict[str, Any]:
     if (countdown := merged.get("countdown")) is not None:
         native["delay"] = max(0.0, _seconds(countdown))
     if (eta := merged.get("eta")) is not None:
-        native["eta"] = moment(eta)
+        native["eta"] = aware_datetime(eta)
     if (expires := merged.get("expires")) is not None:
         is_moment = isinstance(expires, (datetime, str))
-        native["expires"] = moment(expires) if is_moment else max(0.001, _seconds(expires))
+        native["expires"] = aware_datetime(expires) if is_moment else max(0.001, _seconds(expires))
     hard, soft = merged.get("time_limit"), merged.get("soft_time_limit")
     if hard is not None and soft is not None and soft > hard:
         raise ValueError("soft_time_limit must be less than or equal to time_limit")
@@ -211,7 +211,7 @@ def _seconds(value: Any) -> float:
     return value.total_seconds() if isinstance(value, timedelta) else float(value)
 
 
-def moment(value: datetime | str) -> datetime:
+def aware_datetime(value: datetime | str) -> datetime:
     """Return an aware datetime. A naive one is in UTC, as in Celery, whatever `timezone` and `enable_utc` say."""
     when = datetime.fromisoformat(value) if isinstance(value, str) else value
     return when if when.tzinfo is not None else when.replace(tzinfo=UTC)

@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.compat.celery import outcomes, signals, states
 from orchestrator.compat.celery import request as requests
-from orchestrator.compat.celery.app.calls import announce, moment
+from orchestrator.compat.celery.app.calls import announce, aware_datetime
 from orchestrator.compat.celery.app.replacing import awaited
 from orchestrator.compat.celery.exceptions import Again, ChordError, EncodeError, Ignore, Reject, Replaced, Retry
 from orchestrator.compat.celery.request import ARGS, MARK, MESSAGE, Attempt, Context, hostname
@@ -175,7 +175,7 @@ def _kind(error: BaseException) -> str:
 
 def _seconds_until(when: Any) -> float:
     if isinstance(when, datetime):
-        when = (moment(when) - datetime.now(UTC)).total_seconds()
+        when = (aware_datetime(when) - datetime.now(UTC)).total_seconds()
     return max(0.0, float(when or 0.0))
 
 

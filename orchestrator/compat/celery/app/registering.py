@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from orchestrator.compat.celery.app import routes
-from orchestrator.compat.celery.app.calls import moment
+from orchestrator.compat.celery.app.calls import aware_datetime
 from orchestrator.compat.celery.app.execution import run_in_worker
 from orchestrator.compat.celery.request import MESSAGE
 from orchestrator.sdk.tasks.task import Task as NativeTask
@@ -51,7 +51,7 @@ def options_of(task: Any) -> dict[str, Any]:
         "rate": f"{rate}/s" if isinstance(rate, (int, float)) and rate else rate or None,
         "on_loss": "fail" if acks_late is False else None,  # at most once, as in Celery; not the default here
         "store_result": False if _first(task.ignore_result, conf.task_ignore_result) else None,
-        "expires": moment(task.expires) if isinstance(task.expires, (datetime, str)) else task.expires,
+        "expires": aware_datetime(task.expires) if isinstance(task.expires, (datetime, str)) else task.expires,
     }
     return {name: value for name, value in options.items() if value is not None}
 

@@ -22,11 +22,11 @@ from orchestrator.domain.executors.options import OUTPUT_VARIABLE, Broken, Execu
 from orchestrator.errors import GiveUp
 from orchestrator.plugins.executors.cloud_run import OWN_VARIABLE, CloudRun
 from orchestrator.workers.executors.asking import Answer
-from orchestrator.workers.executors.left_outputs import LeftOutputs
-from orchestrator.workers.executors.protocol import Gone, Looks, Setup, Unequipped, Unreachable, Watcher
+from orchestrator.workers.executors.left_outputs import ExecutionFolders
+from orchestrator.workers.executors.protocol import Gone, Poller, Setup, Unequipped, Unreachable, Watcher
 from orchestrator.workers.executors.rest import Api, refusal
 
-LARGEST_VARIABLE = 32_000
+MAX_VARIABLE = 32_000
 """Bytes of input in a variable, at most. Cloud Run allows 32 KiB."""
 _POLL_INTERVAL = 2.0
 """Seconds between two lists of executions."""
@@ -47,7 +47,7 @@ class CloudRunExecutor:
 
     def __init__(self, setup: Setup) -> None:
         self._settings = setup.settings
-        self._stored_outputs = LeftOutputs(self._settings)
+        self._stored_outputs = ExecutionFolders(self._settings)
         self._jobs: dict[str, _CloudJob] = {}
         self._token = GoogleToken()
 
@@ -55,9 +55,9 @@ class CloudRunExecutor:
         """Run the job, unless it has an execution with our name."""
         job, options = self._job(execution)
         size = len(execution.specification)
-        if size > LARGEST_VARIABLE:
+        if size > MAX_VARIABLE:
             raise GiveUp(
-                f"The input of {execution.task} has {size:,} bytes, and Cloud Run takes {LARGEST_VARIABLE:,}: pass the "
+                f"The input of {execution.task} has {size:,} bytes, and Cloud Run takes {MAX_VARIABLE:,}: pass the "
                 f"place where it is."
             )
         found = await job.poll.next(execution.name)
@@ -124,7 +124,7 @@ class _CloudJob:
     def __init__(self, api: Api, path: str) -> None:
         self._api = api
         self._path = path
-        self.poll: Looks[ListedExecution] = Looks(self._list, _POLL_INTERVAL)
+        self.poll: Poller[ListedExecution] = Poller(self._list, _POLL_INTERVAL)
 
     async def ask(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: Any = None, *, tries: int = _TRIES

@@ -28,8 +28,8 @@ from orchestrator.plugins.executors.kubernetes.access import (
 )
 from orchestrator.plugins.executors.kubernetes.job import (
     CONTAINER,
-    LARGEST_FILE,
-    LARGEST_VARIABLE,
+    MAX_FILE,
+    MAX_VARIABLE,
     ended_for,
     failure,
     file_of,
@@ -40,7 +40,7 @@ from orchestrator.plugins.executors.kubernetes.job import (
     verdict,
 )
 from orchestrator.workers.executors.asking import Answer, TooLarge
-from orchestrator.workers.executors.left_outputs import LeftOutputs
+from orchestrator.workers.executors.left_outputs import ExecutionFolders
 from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable, Watcher, finished
 from orchestrator.workers.executors.rest import Api
 
@@ -75,14 +75,14 @@ class KubernetesExecutor:
 
     def __init__(self, setup: Setup) -> None:
         self._settings = setup.settings
-        self._stored_outputs = LeftOutputs(self._settings)
+        self._stored_outputs = ExecutionFolders(self._settings)
         self._clusters: dict[str, Cluster] = {}
         self._spaces: dict[tuple[str, str], _Space] = {}
 
     async def submit(self, execution: Execution) -> str:
         """Create the input of the Job, and the Job under the execution's name, unless they exist."""
         space, options = self._space(execution)
-        size, limit = len(execution.specification), LARGEST_VARIABLE if options.input == "env" else LARGEST_FILE
+        size, limit = len(execution.specification), MAX_VARIABLE if options.input == "env" else MAX_FILE
         if size > limit:
             advice = "set the option input to secret or config_map" if options.input == "env" else "pass less"
             raise GiveUp(f"The input of {execution.task} has {size:,} bytes, and {limit:,} fit there: {advice}.")

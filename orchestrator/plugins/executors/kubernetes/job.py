@@ -13,9 +13,9 @@ from orchestrator.domain.executors.options import OUTPUT_VARIABLE, Broken, Execu
 from orchestrator.plugins.executors.kubernetes import OWN_LABEL, Kubernetes
 
 CONTAINER = "task"
-LARGEST_VARIABLE = 100_000
+MAX_VARIABLE = 100_000
 """Bytes of input in an environment variable, at most. Linux allows 128 kB."""
-LARGEST_FILE = 1_000_000
+MAX_FILE = 1_000_000
 """Bytes of input in a ConfigMap or Secret, at most. Kubernetes allows 1 MiB."""
 _MOUNTED = "/orchestrator"
 _FILE = "task.json"

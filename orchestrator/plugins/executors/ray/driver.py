@@ -21,10 +21,10 @@ from orchestrator.domain.executors.options import Broken, Execution, Outcome
 from orchestrator.errors import GiveUp
 from orchestrator.plugins.executors.ray import EXECUTION, PROGRAM, SPECIFICATION, Ray
 from orchestrator.workers.executors.asking import Answer, TooLarge
-from orchestrator.workers.executors.protocol import Gone, Looks, Setup, Unequipped, Watcher, function_outcome
+from orchestrator.workers.executors.protocol import Gone, Poller, Setup, Unequipped, Watcher, function_outcome
 from orchestrator.workers.executors.rest import Api, refusal
 
-LARGEST_INPUT = 100_000
+MAX_INPUT = 100_000
 """Bytes of input in a variable, at most. Linux allows 128 KiB, and Ray nests this variable in another."""
 _END = "orchestrator-end"
 """The prefix of the line in a job's log that has the function's result."""
@@ -60,9 +60,9 @@ class RayExecutor:
     async def submit(self, execution: Execution) -> str:
         """Submit a job under the execution's name, unless that was done before."""
         cluster, options = self._cluster(execution), cast(Ray, execution.options)
-        if (size := _input_size(execution)) > LARGEST_INPUT:
+        if (size := _input_size(execution)) > MAX_INPUT:
             raise GiveUp(
-                f"The input of {execution.task} has {size:,} bytes, and a job of Ray takes {LARGEST_INPUT:,}: pass the "
+                f"The input of {execution.task} has {size:,} bytes, and a job of Ray takes {MAX_INPUT:,}: pass the "
                 f"place where it is."
             )
         answer = await cluster.api.ask("POST", "/api/jobs/", body=_submission(execution, options, _program()))
@@ -132,7 +132,7 @@ class _Cluster:
         token = os.environ.get(_TOKEN, "")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.api = Api(url=url, headers=headers, timeout=timeout)
-        self.poll: Looks[JobState] = Looks(self._poll, _POLL_INTERVAL)
+        self.poll: Poller[JobState] = Poller(self._poll, _POLL_INTERVAL)
 
     async def log(self, name: str) -> str | Broken:
         """Return the log of a job, or why it cannot be read."""

@@ -20,7 +20,7 @@ from orchestrator.domain.executors.options import Execution, Outcome
 from orchestrator.plugins.executors.rq import Rq
 from orchestrator.plugins.executors.rq import fleet as rq
 from orchestrator.terminal_safe import sentence, without_password
-from orchestrator.workers.executors.protocol import Gone, Looks, Setup, Unequipped, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Gone, Poller, Setup, Unequipped, Unreachable, Watcher
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class _Fleet:
             raise Unequipped(f"The address of the RQ fleet's Redis cannot be read: {sentence(str(error))}") from None
         self._address = without_password(url)
         self._threads = threads
-        self._poller = Looks(self._poll, _POLL_INTERVAL)
+        self._poller = Poller(self._poll, _POLL_INTERVAL)
         self._queues: set[str] = set()
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
