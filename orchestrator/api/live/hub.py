@@ -31,8 +31,7 @@ from orchestrator.errors import NotFound, OrchestratorError
 from orchestrator.sdk.backend.logs import PAGE
 from orchestrator.store.insights import TaskView
 from orchestrator.telemetry import get_logger
-from orchestrator.transport.changes import NOWHERE, Entry
-from orchestrator.transport.changes import StreamRead
+from orchestrator.transport.changes import NOWHERE, Entry, StreamRead
 from orchestrator.transport.codec import TaskChange
 from orchestrator.transport.connection import UNAVAILABLE
 
