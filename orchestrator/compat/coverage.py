@@ -48,7 +48,7 @@ class Library(NamedTuple):
 
     name: str
     modules: Mapping[str, str]
-    """Its modules with a counterpart, mapped to that counterpart."""
+    """Modules that have a counterpart here, mapped to that counterpart."""
     names: Mapping[str, Mapping[str, Rule]]
     """Rules for the names that a program may import, by module."""
     calls: Mapping[str, Mapping[str, Rule]]

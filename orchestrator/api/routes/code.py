@@ -127,7 +127,7 @@ class ResetLine(msgspec.Struct, frozen=True):
     number: int
     what: str
     fate: str
-    """Their outcome, in words."""
+    """The outcome of these items, in words."""
 
 
 class ResetPreview(msgspec.Struct, frozen=True):
