@@ -89,7 +89,7 @@ def test_nothing_is_cancelled_that_nobody_named_or_that_is_of_others(house: Hous
     visitor = Visitor(house.app)
     visitor.get("/ui/tasks")
     visitor.post("/ui/tasks/cancel", back="/ui/tasks")
-    assert "Say which" in visitor.said()
+    assert "Specify at least one filter" in visitor.said()
     visitor.post("/ui/tasks/cancel", status="failed", back="/ui/tasks")
     assert "Expected states of open tasks" in visitor.said()
     assert changes(house) == before
@@ -565,7 +565,7 @@ def test_lost_attempts_are_called_lost_and_each_attempt_has_its_error(house: Hou
         ("tasks?colour=red", "This page has no filter colour. It has: status, queue, name"),
         ("tasks?since=2026-02-01T00:00Z&until=2026-01-01T00:00Z", "From 2026-02-01 00:00 is later than To 2026-01-01"),
         ("runs?since=2026-02-01T00:00Z&until=2026-01-01T00:00Z", "From 2026-02-01 00:00 is later than To 2026-01-01"),
-        ("tasks?name=a%00b", "A text contains a NUL character, which cannot be stored or looked for: remove it."),
+        ("tasks?name=a%00b", "A string contains a NUL character, which cannot be stored or searched for: remove it."),
         ("tasks/{task}/log?after=x", "After: this is not a value that the page's own links have. Leave it out."),
         ("runs?sort=size", "Sort: 'size' is none of -ended"),
         ("runs?version=x", "Version: give a whole number"),
@@ -659,7 +659,7 @@ def test_a_task_like_another_needs_a_key_for_both(house: House) -> None:
 @pytest.mark.parametrize(
     ("bounds", "status", "why"),
     [
-        ({"tasks": "t.b"}, 403, "the key is for tasks whose names begin with 't.b'"),
+        ({"tasks": "t.b"}, 403, "the key is limited to tasks whose names begin with 't.b'"),
         ({"quotas": Quotas(priority=2)}, 403, "quota priority"),
         ({"quotas": Quotas(open_tasks=0)}, 429, "quota open_tasks"),
         ({"quotas": Quotas(queues=0)}, 429, "quota queues"),

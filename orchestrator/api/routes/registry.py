@@ -97,7 +97,7 @@ def register_worker(api: Api, body: Registration) -> Ok:
         raise invalid(f"url: {problem}, found {body.url!r:.200}.")
     connections = api.backend.connections
     if not announcements.make_room(connections.redis, connections.keys, body.id):
-        raise refused(429, "There are too many service workers", f"{announcements.MOST:,} are registered already.")
+        raise refused(429, "Too many service workers", f"{announcements.MOST:,} are registered already.")
     row = Registered(body.id, body.url.rstrip("/"), sorted(set(body.services)))
     with connections.writing(f"service worker {body.id} was registered", transaction=True) as connection:
         if registrations.put(connection, row):
@@ -119,7 +119,9 @@ def worker_heartbeat(api: Api, body: ServiceHeartbeat) -> Ok:
             if row is not None:
                 registrations.touch(connection, body.id)
         if row is None:
-            raise NotFound(f"Nobody is registered as {body.id!r}: register first, with POST /workers/register.")
+            raise NotFound(
+                f"No service worker is registered as {body.id!r}: register first, with POST /workers/register."
+            )
         entry = _entry(row, body.load, now, now)
     heartbeat = msgspec.structs.replace(entry, load=body.load, heard_at=now)
     announcements.write(connections.redis, connections.keys, heartbeat)
@@ -138,7 +140,7 @@ def allocate_worker(api: Api, query: AllocateQuery) -> ServiceWorkerView:
     workers = _live(api, query.service)
     if not workers:
         services = {name for worker in _live(api) for name in worker.services}
-        raise NotFound(f"Nobody offers the service {query.service!r} now.{did_you_mean(query.service, services)}")
+        raise NotFound(f"No live worker offers the service {query.service!r}.{did_you_mean(query.service, services)}")
     return _view(in_order(workers, [random.random() for _ in workers], {})[0])
 
 

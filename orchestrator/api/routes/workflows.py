@@ -154,7 +154,7 @@ class Started(msgspec.Struct, frozen=True):
 def read_definition(document: Document) -> Definition:
     """Parse a definition; raise InvalidWorkflow for its mistakes."""
     if (document.definition is None) == (document.text is None):
-        raise InvalidWorkflow("Give either `definition`, as data, or `text`, as a file would have it.")
+        raise InvalidWorkflow("Give either `definition`, as data, or `text`, as in a file.")
     if document.text is not None:
         return definitions.loads(document.text)
     return definitions.from_data(document.definition)
@@ -188,7 +188,7 @@ def start(
     if code is not None:
         return _start_code(api, name, request, code, key_scope, key, tags)
     if is_data and (request.args or request.kwargs or request.queue or request.timeout or request.pinned):
-        raise invalid(f"Workflow {name!r} is a definition: its runs take `params`, `key` and `tags`, and nothing else.")
+        raise invalid(f"Workflow {name!r} is a definition: its runs accept only `params`, `key` and `tags`.")
     run = api.backend.workflows.start(name, request.params, new_id(), key=key, tags=tags, fire_time=fire_time)
     return UUID(bytes=run)
 
@@ -198,7 +198,7 @@ def _start_code(
 ) -> UUID:
     """Start a run of a workflow as code. The worker checks its arguments."""
     if twice := request.params.keys() & request.kwargs.keys():
-        raise invalid(f"{min(twice)!r} stands in `params` and in `kwargs`.")
+        raise invalid(f"{min(twice)!r} is both in `params` and in `kwargs`.")
     queue = code.queue if request.queue is None else check_name("queue", request.queue)
     check_queue(key_scope, queue)
     payload = encode_call(
