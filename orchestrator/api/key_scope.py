@@ -85,7 +85,7 @@ def check_definition(key_scope: KeyScope, definition: Definition) -> None:
     for queue in sorted(named_queues(definition)):
         check_queue(key_scope, queue)
     if key_scope.is_bound and (event := next((trigger.event for trigger in definition.on if trigger.event), None)):
-        detail = f"Event {event!r:.140}: only keys that are not limited to queues or workflows may use events and their triggers."
+        detail = f"Event {event!r:.140}: a key that is limited to queues, workflows or tasks may not use events."
         raise refused(403, "The key is for others", detail)
     named = [*(step.workflow for step in definition.steps), *(trigger.workflow for trigger in definition.on)]
     for workflow in named:

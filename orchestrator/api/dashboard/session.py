@@ -66,8 +66,8 @@ class Session:
         origin = headers.get("origin")
         is_foreign = site not in ("same-origin", "none") if site else _is_foreign(origin, headers.get("host", ""))
         if is_foreign or not self._has_token or not self.is_valid_token(token):
-            detail = "It did not come from a page of this dashboard, or that page is too old. Go back, load it again."
-            raise refused(403, "The form cannot be taken", detail)
+            detail = "It did not come from a page of this dashboard, or the page is too old. Reload it and try again."
+            raise refused(403, "The form was rejected", detail)
 
     def is_valid_token(self, token: str) -> bool:
         return compare_digest(token.encode(), self.token.encode())

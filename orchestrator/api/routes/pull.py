@@ -162,7 +162,7 @@ def complete_work(api: Api, body: Completion) -> Steps[Ok]:
     """
     completion = msgspec.json.encode({"result": body.result, "error": body.error or "", "logs": body.logs})
     if len(completion) > api.settings.max_payload + _OVERHEAD:
-        detail = f"A result may have at most {api.settings.max_payload:,} bytes (setting max_payload): send an error instead."
+        detail = f"The limit is {api.settings.max_payload:,} bytes (setting max_payload): send an error instead."
         raise refused(413, "The result is too large", detail)
     fingerprint = msgspec.json.encode([body.result, body.error or ""], order="sorted")
     pause, deadline, is_pending = Pause(), time.monotonic() + _APPLY_TIMEOUT, False

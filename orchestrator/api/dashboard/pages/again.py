@@ -109,13 +109,17 @@ def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note 
     connections = api.backend.connections
     with connections.changing("the line of the audit log was written") as connection:
         connections.record(connection, _ACT, "task", str(id), made=str(new_id))
-    return Note(" ".join(["the task is enqueued: this is it", *warnings]).rstrip("."), to=f"/ui/tasks/{new_id}")
+    return Note(
+        " ".join(["the task was enqueued: this is the new task", *warnings]).rstrip("."), to=f"/ui/tasks/{new_id}"
+    )
 
 
 def _repeated_since(api: Api, id: UUID, since: datetime | None) -> str:
     """Return a message if somebody has enqueued the task again since the form was rendered; otherwise an empty text."""
     known = None if since is None else api.read(audit.last_act, str(id), _ACT, since)
-    return "" if known is None else f"A task like it was enqueued {known}, after this form was made. Enqueue one more?"
+    return (
+        "" if known is None else f"The same task was enqueued {known}, after this form was loaded. Enqueue another one?"
+    )
 
 
 def _form_arguments(call: Call, body: Again, parameters: Sequence[Parameter]) -> tuple[list[Any], dict[str, Any]]:
@@ -203,7 +207,7 @@ def _call(api: Api, task: TaskDetail) -> Call:
 def _stored_call(what: str, payload: bytes, hidden: Redaction) -> Call:
     """Return the stored arguments of a task or run; raise PayloadError if they cannot be read here."""
     if len(payload) > _LONGEST or whole_reference(payload) is not None:
-        raise PayloadError(f"The arguments of {what} are too large for a form: start it from a program.")
+        raise PayloadError(f"The arguments of {what} are too large for a form: start it from code.")
     args, kwargs, *_ = decode_call(payload) if payload else ([], {})
     displayed, displayed_kwargs = hidden.call_shown(args, kwargs)
     return Call(Arguments(args, kwargs), Arguments(as_shown(displayed), as_shown(displayed_kwargs)))
@@ -226,13 +230,11 @@ def _merge(label: str, stored: Mapping[Any, Any], shown: Mapping[Any, Any], type
         if key in shown and _sorted(shown[key]) == text:
             merged[key] = stored[key]
         elif HIDDEN in text:
-            raise invalid(
-                f"{label}{key!r} is partly hidden. Leave all of it as it is, or give a value without {HIDDEN}."
-            )
+            raise invalid(f"{label}{key!r} is partly hidden. Leave it unchanged, or enter a value without {HIDDEN}.")
         elif NOT_JSON in text:
             raise invalid(
-                f"{label}{key!r} holds what JSON cannot write, such as NaN or bytes. Leave all of it as it is, give "
-                f"a value without {NOT_JSON}…), or enqueue the task from a program."
+                f"{label}{key!r} contains values that JSON cannot represent, such as NaN or bytes. Leave it unchanged, "
+                f"enter a value without {NOT_JSON}…), or enqueue the task from code."
             )
         else:
             merged[key] = value
@@ -294,7 +296,7 @@ def _stored_run(api: Api, id: UUID) -> RunDetail:
     if run is None:
         raise NotFound.by_id("run", str(id))
     if run.workflow is None or is_composed(run.workflow):
-        raise refused(409, "It cannot be started again", f"Run {id} is not of a workflow.")
+        raise refused(409, "The run cannot be started again", f"Run {id} is not a run of a workflow.")
     return run
 
 

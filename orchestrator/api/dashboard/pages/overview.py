@@ -182,7 +182,7 @@ def read_marks(api: Api, key_scope: KeyScope, since: datetime, span: timedelta =
             rollouts[release] = at
         if rollouts[release] != releases.get(release):
             starts[rollouts[release], release] += 1
-    events = [(at, "release", f"release {name} came") for name, at in releases.items()]
+    events = [(at, "release", f"release {name} deployed") for name, at in releases.items()]
     for (at, release), count in starts.items():
         events.append((at, "start", f"{counted(count, 'worker')}{release and f' of release {release}'} started"))
     events += [
