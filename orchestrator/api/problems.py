@@ -79,7 +79,7 @@ def invalid(detail: str, **fields: Any) -> Refused:
 def at(pointer: str, error: Exception) -> Refused:
     """Return the problem of an error in one part of a request."""
     refusal = from_error(error)
-    assert refusal is not None, "it was raised on purpose"
+    assert refusal is not None, "the error is an expected one"
     detail = refusal.problem.detail
     problem = msgspec.structs.replace(
         refusal.problem, detail=f"{pointer}: {detail}", errors=[FieldError(pointer, detail)]
@@ -126,7 +126,7 @@ def from_error(error: Exception) -> Refused | None:
         if isinstance(error, kind):
             if isinstance(error, Unavailable) and database.is_exhausted(error):
                 return refused(429, "Postgres has no free connection", str(error))
-            assert isinstance(error, OrchestratorError), "so are all these kinds"
+            assert isinstance(error, OrchestratorError), "all these types are"
             task_id = error.task_id or None if isinstance(error, Duplicate) else None
             name, data = to_problem(error)
             return refused(status, title, str(error), task_id=task_id, type=name, data=data)

@@ -210,7 +210,7 @@ async def _answer(
             answer = await slots.run(work, caller, client, is_expensive=is_expensive)
         if isinstance(answer, Generator):
             answer = await slots.wait_for(answer, caller, client, is_expensive=is_expensive)
-    assert isinstance(answer, Response), "so ends each of them"
+    assert isinstance(answer, Response), "each generator returns a response"
     return answer
 
 
@@ -329,7 +329,7 @@ class RejectionLog:
         detail = {"status": status} | ({"left_out": left_out} if left_out else {})
         log.warning("api.request_refused method=%s path=%s status=%d actor=%s address=%s", method, path, status, *actor)
         try:
-            with self._api.backend.connections.writing("a refusal was noted") as connection:
+            with self._api.backend.connections.writing("a rejection was logged") as connection:
                 audit.add(
                     connection,
                     who=actor.who,

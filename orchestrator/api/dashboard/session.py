@@ -178,7 +178,7 @@ def _decode_notice(cookie: str | None) -> Notice | None:
 def begin_session(api: Api, key: str, actor: Actor, previous: Ticket | None) -> Ticket:
     """Start a session for the id of a key, and end the browser's previous session."""
     ticket = Ticket(secrets.token_urlsafe(32))
-    with api.backend.connections.writing("the session was begun", transaction=True) as connection:
+    with api.backend.connections.writing("the session was started", transaction=True) as connection:
         if previous is not None:
             sessions.end(connection, previous)
         sessions.add(connection, ticket, key, api.settings.session_lifetime)

@@ -63,7 +63,7 @@ class NewCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Names of arguments, and of fields in arguments and result, that are redacted everywhere; `@0` is the first
     positional argument."""
     headers: dict[str, str] | UnsetType = UNSET
-    """Texts that the task and everything it starts can read: up to 4,096 bytes."""
+    """Strings that the task and everything it starts can read: up to 4,096 bytes."""
 
     def options(self) -> dict[str, Any]:
         given = {name: getattr(self, name) for name in self.__struct_fields__[3:]}

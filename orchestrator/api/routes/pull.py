@@ -106,7 +106,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     queue_id: QueueId
     result: Any = None
     error: str | dict[str, Any] | None = None
-    """The error, if any: a text, or an object with `kind`, `message`, `retryable`, `retry_after` (seconds) and
+    """The error, if any: a string, or an object with `kind`, `message`, `retryable`, `retry_after` (seconds) and
     `detail`."""
     logs: Annotated[list[str], Meta(max_length=1_000)] = []
     """Log lines for the log of the task."""
@@ -141,7 +141,7 @@ def queue_heartbeat(api: Api, body: Beat) -> Ok:
 
 @routes.post("/return", about=WHOLE)
 def return_work(api: Api, body: Return) -> Ok:
-    """Return a work item unfinished: the next poll gets it at once, and it costs neither an attempt nor a lease."""
+    """Return a work item unfinished: the next poll gets it at once. It counts as neither an attempt nor a lease."""
     return _ok_if("returned", api, body.queue_id, api.pull_waiters().pulls.give_back(body.queue_id))
 
 

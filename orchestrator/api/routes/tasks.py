@@ -121,7 +121,7 @@ class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @routes.get("/{id}", about=TASK)
 def show_task(api: Api, id: UUID, query: WaitQuery) -> TaskAnswer | Steps[TaskAnswer]:
-    """Show a task with its details; with `wait`, once it has ended, or after so many seconds."""
+    """Show a task with its details; with `wait`, once it has ended, or after this many seconds."""
     return _when_ended(api, id, query.wait) if query.wait else task_answer(api, id)
 
 

@@ -236,7 +236,7 @@ def summary(stored: workflows.Stored) -> WorkflowSummary:
 
 @routes.post("/validate", about=NOTHING, scope=Scope.READ, examples=[{"definition": _EXAMPLE}], is_expensive=True)
 def validate_workflow(api: Api, body: Document) -> Verdict:
-    """List all mistakes of a definition, without storing it."""
+    """Validate a definition: list all its errors, without storing it."""
     del api
     try:
         return Verdict(True, read_definition(body).name, [])
@@ -252,7 +252,7 @@ def hash_of(found: WorkflowAnswer | Applied) -> str:
 def apply_workflow(api: Api, body: Document, key_scope: KeyScope, match: Condition) -> Applied:
     """Store a definition. A changed definition becomes a new version; runs in progress stay on theirs.
 
-    With `If-Match`, the `ETag` of the version that was read before, nothing is stored if another version exists by now.
+    With `If-Match`, the `ETag` of the version that was read before, nothing is stored if a newer version exists.
     With `If-None-Match: *`, nothing is stored if the workflow exists.
     """
     definition = read_definition(body)

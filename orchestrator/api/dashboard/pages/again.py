@@ -48,7 +48,7 @@ _LONGEST = 100_000
 
 
 class Again(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A form to enqueue a task again. Arguments are JSON text, so that a form with a mistake keeps its input."""
+    """A form to enqueue a task again. Arguments are JSON text, so that invalid input can be shown again."""
 
     named: Annotated[str, Meta(max_length=_LONGEST)] = ""
     """All arguments by parameter name, if a worker has announced the names; otherwise `args` and `kwargs` are used."""
@@ -82,7 +82,7 @@ def ask_again(api: Api, id: UUID) -> Response:
 
 @actions.post("/{id}/again", about=TASK)
 def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note | Response:
-    """Enqueue a task with the name and options of another one, or show the form with its mistake."""
+    """Enqueue a task with the name and options of an existing one, or show the form with the error."""
     task = stored_task(api, id)
     if conflict := change_of_task(api, task, body.attempt, is_retry=True) or _repeated_since(api, id, body.since):
         return _show_error(partial(_form, api, task), body, 409, conflict)
@@ -107,7 +107,7 @@ def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note 
     new = api.names.hiding(msgspec.structs.replace(new, options=options, lane=_lane(task, options), parent=id.bytes))
     new_id = UUID(bytes=api.backend.tasks.enqueue(new, key_scope.queues))
     connections = api.backend.connections
-    with connections.changing("the line of the audit log was written") as connection:
+    with connections.changing("the audit entry was written") as connection:
         connections.record(connection, _ACT, "task", str(id), made=str(new_id))
     return Note(
         " ".join(["the task was enqueued: this is the new task", *warnings]).rstrip("."), to=f"/ui/tasks/{new_id}"
@@ -115,7 +115,7 @@ def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note 
 
 
 def _repeated_since(api: Api, id: UUID, since: datetime | None) -> str:
-    """Return a message if somebody has enqueued the task again since the form was rendered; otherwise an empty text."""
+    """Return a message if the task was enqueued again since the form was rendered; otherwise an empty string."""
     known = None if since is None else api.read(audit.last_act, str(id), _ACT, since)
     return (
         "" if known is None else f"The same task was enqueued {known}, after this form was loaded. Enqueue another one?"

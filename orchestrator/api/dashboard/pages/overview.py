@@ -198,7 +198,7 @@ class HandledFailures(NamedTuple):
     handled: dict[GroupKey, Handled]
 
     def states(self, now: datetime) -> dict[GroupKey, str]:
-        """Return `snoozed`, `acknowledged` or an empty text for each handled group."""
+        """Return `snoozed`, `acknowledged` or an empty string for each handled group."""
         last = {group.key: group.last_at for group in self.failures.groups}
         return {key: one.state(now, last[key]) for key, one in self.handled.items()}
 

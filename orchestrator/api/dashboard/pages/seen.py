@@ -150,7 +150,7 @@ class NewFlowRun(flows.NewFlowRun, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def started_message(api: Api, target: str, act: str, since: datetime | None) -> str:
-    """Return a message if somebody has started such a run since the page was rendered; otherwise an empty text."""
+    """Return a message if such a run was started since the page was rendered; otherwise an empty string."""
     last_act = None if since is None else api.read(audit.last_act, target, act, since)
     return (
         ""
@@ -162,7 +162,7 @@ def started_message(api: Api, target: str, act: str, since: datetime | None) -> 
 def record(api: Api, act: str, kind: str, target: str, run: UUID) -> Note:
     """Log the start of a run to the audit log, and redirect to the run."""
     connections = api.backend.connections
-    with connections.changing("the line of the audit log was written") as connection:
+    with connections.changing("the audit entry was written") as connection:
         connections.record(connection, act, kind, target, new=str(run))
     return Note("the run was started: this is the new run", to=f"/ui/runs/{run}")
 
