@@ -74,7 +74,7 @@ _KEY_TTL = 1.0
 """Seconds for which keys are cached. A revoked key works this long at most."""
 _MAX_CACHED_KEYS = 10_000
 _ALL = KeyScope()
-_NOTHING_SENT = "Send a key: `Authorization: Bearer orc_…`. `orchestrator keys create` makes one."
+_NOTHING_SENT = "Send an API key: `Authorization: Bearer orc_…`. Create one with `orchestrator keys create`."
 _NO_KEY = (
     "The Authorization header is invalid: expected `Bearer orc_…`, with all 60 characters of the key that "
     "`orchestrator keys create` printed."

@@ -60,7 +60,7 @@ def test_what_is_no_key_is_not_taken_for_none(engine: Engine, database_url: str,
     answer = server.ask("GET", "/api/v1/tasks", Authorization=sent)
     assert (answer.status_code, "header is invalid" in answer.json()["detail"]) == (401, True)
     assert "cut" not in answer.text
-    assert "Send a key" in server.ask("GET", "/api/v1/tasks").json()["detail"]
+    assert "Send an API key" in server.ask("GET", "/api/v1/tasks").json()["detail"]
 
 
 def test_the_header_of_anybody_else_says_nothing(engine: Engine, database_url: str, redis_url: str) -> None:

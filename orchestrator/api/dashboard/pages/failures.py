@@ -175,14 +175,14 @@ def snooze_failures(api: Api, name: str, queue: str, kind: str, body: Snooze, ke
     """Snooze a group: show it below the others, and not on the first page, for some hours."""
     until = datetime.now(UTC) + timedelta(hours=body.hours)
     _handle(api, key_scope, (name, queue, kind), "snooze", until)
-    return Note(f"the failures are snoozed until {until:%Y-%m-%d %H:%M} UTC")
+    return Note(f"the failures were snoozed until {until:%Y-%m-%d %H:%M} UTC")
 
 
 @actions.post("/{name}/{queue}/{kind}/reopen", about=WITHIN)
 def reopen_failures(api: Api, name: str, queue: str, kind: str, key_scope: KeyScope) -> Note:
     """Undo the acknowledgment or snooze of a group."""
     _handle(api, key_scope, (name, queue, kind), "reopen")
-    return Note("the failures are shown as before")
+    return Note("the failures were reopened")
 
 
 def _handle(
