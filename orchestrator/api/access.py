@@ -212,7 +212,9 @@ class Authenticator:
             self._login_limits.count_wrong_key(origin)
             return
         detail = f"Too many wrong keys from {origin!r:.100}: retry in {seconds} s, or with a valid key."
-        raise Refused(Problem(title="Too many wrong keys", status=429, detail=detail), {"Retry-After": str(seconds)})
+        raise Refused(
+            Problem(title="There were too many wrong keys", status=429, detail=detail), {"Retry-After": str(seconds)}
+        )
 
     def _check(self, credential: Credential | None, has_authorization: bool, needed: Scope, origin: str) -> Key:
         if credential is None:
@@ -275,5 +277,5 @@ def _has_authorization(headers: Headers) -> bool:
 
 
 def _unauthorized(detail: str) -> Refused:
-    problem = Problem(title="Authentication required", status=401, detail=detail)
+    problem = Problem(title="The caller is not authenticated", status=401, detail=detail)
     return Refused(problem, {"WWW-Authenticate": 'Bearer realm="orchestrator"'})

@@ -94,7 +94,9 @@ class Endpoint:
                 values[name] = msgspec.convert(texts[name], kind, strict=False)
             except msgspec.ValidationError as error:
                 said = "expected one such as 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17" if kind is UUID else str(error)
-                raise refused(404, "Not found", f"{texts[name]!r:.100} is not a valid {name}: {said}.") from error
+                raise refused(
+                    404, "The resource was not found", f"{texts[name]!r:.100} is not a valid {name}: {said}."
+                ) from error
         return values
 
     def read_query(self, text: str) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class TimedProtocol(HttpToolsProtocol):
             self._connections = None
             self._is_rejecting = True
             detail = "This address has too many open connections: close some, or retry later."
-            self._reply(HTTPStatus.TOO_MANY_REQUESTS, "Too many connections", detail, "retry-after: 10\r\n")
+            self._reply(HTTPStatus.TOO_MANY_REQUESTS, "There are too many connections", detail, "retry-after: 10\r\n")
             self.transport.close()
             return
         self._update_timer()

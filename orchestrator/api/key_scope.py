@@ -48,7 +48,9 @@ def _out_of_scope(what: str, name: str, prefix: str) -> Refused:
     own = (
         f"limited to {what}s whose names begin with {prefix!r}" if prefix.isprintable() else f"not valid for any {what}"
     )
-    return refused(403, "Outside the key's scope", f"{what.capitalize()} {name!r:.140}: the key is {own}.")
+    return refused(
+        403, "The request is outside the key's scope", f"{what.capitalize()} {name!r:.140}: the key is {own}."
+    )
 
 
 def check_queue(key_scope: KeyScope, name: str) -> None:

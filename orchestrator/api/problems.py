@@ -104,13 +104,13 @@ def invalid_field(error: msgspec.ValidationError, mark: str = "#/") -> Refused:
 
 _STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (Forbidden, 403, "The key does not allow this"),
-    (NotFound, 404, "Not found"),
+    (NotFound, 404, "The resource was not found"),
     (Duplicate, 409, "The key is in use"),
     (WrongState, 409, "The state does not allow this"),
     (StateTooLarge, 413, "The state of the run is too large"),
     (InvalidTask, 422, "It cannot be accepted"),
     (InvalidWorkflow, 422, "The workflow cannot be accepted"),
-    (ResultTimeout, 409, "No answer in time"),
+    (ResultTimeout, 409, "There was no answer in time"),
     (Unavailable, 503, "The database or the payload store is unavailable"),
     (Uncertain, 503, "The outcome is unknown"),
     (ConfigurationError, 503, "The server is not ready"),

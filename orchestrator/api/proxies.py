@@ -167,8 +167,14 @@ def check_sender(peer: str, headers: Headers) -> None:
         raise refused(421, "The request is for a different host", f"Use localhost or 127.0.0.1, not {host!r:.100}.")
     if headers.get("sec-fetch-site") == "cross-site":
         raise refused(
-            403, "Cross-site request", "A page of a different site has sent the request: open this address directly."
+            403,
+            "The request comes from a different site",
+            "A page of a different site has sent the request: open this address directly.",
         )
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != headers.get("host"):
-        raise refused(403, "Cross-site request", f"Pages of {origin!r:.100} may not send requests to this server.")
+        raise refused(
+            403,
+            "The request comes from a different site",
+            f"Pages of {origin!r:.100} may not send requests to this server.",
+        )

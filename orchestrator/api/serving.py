@@ -156,7 +156,7 @@ class ServedPath:
         found = self._endpoints.get("GET" if method == "HEAD" else method)
         if found is None:
             allowed = ", ".join(sorted(self._endpoints))
-            problem = Problem(title="Method not allowed", status=405, detail=f"Allowed methods: {allowed}.")
+            problem = Problem(title="The method is not allowed", status=405, detail=f"Allowed methods: {allowed}.")
             raise Refused(problem, {"Allow": allowed})
         return found
 
@@ -281,14 +281,16 @@ def problem_of_error(error: Exception, request: Request) -> Refused:
         log.exception(
             "api.request_failed method=%s path=%s: a defect", request.method, masked(request.url.path), exc_info=error
         )
-        found = refused(500, "Internal server error", "This is a defect; the server's log has the traceback.")
+        found = refused(500, "The server failed unexpectedly", "This is a defect; the server's log has the traceback.")
     return found
 
 
 def _without_names(error: Exception) -> Exception:
     """Return an error for a bound key. A 404 has no similar names and no reason."""
     return (
-        refused(404, "Not found", "It does not exist, or is outside the key's scope.") if _is_missing(error) else error
+        refused(404, "The resource was not found", "It does not exist, or is outside the key's scope.")
+        if _is_missing(error)
+        else error
     )
 
 

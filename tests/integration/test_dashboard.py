@@ -633,7 +633,7 @@ def test_marked_tasks_are_acted_on_together(house: House, anyone: Visitor) -> No
     anyone.post("/ui/tasks/cancel-chosen", id=[str(house.tasks["mail"]), str(house.failed["mail"])])
     assert anyone.said().startswith("1 of 2 tasks are cancelled; 1 skipped")
     anyone.post("/ui/tasks/cancel-chosen")
-    assert "Nothing selected" in anyone.said()
+    assert "The selection is empty" in anyone.said()
     with house.engine.connect() as connection:
         connection.exec_driver_sql("DELETE FROM orchestrator.inbox")
 

@@ -135,7 +135,7 @@ def test_an_approval_is_decided_once_with_a_reason_that_the_audit_has(house: Hou
         assert detail["why"] == "within the budget"
     before = changes(house)
     visitor.post(f"/ui/runs/{run}/reject", node="another", back="/ui/approvals")
-    assert "Already decided" in visitor.said()
+    assert "It is already decided" in visitor.said()
     assert changes(house) == before
 
 
@@ -190,7 +190,7 @@ def test_a_form_of_a_promise_that_was_decided_decides_no_other_of_its_name(
         connection.exec_driver_sql("UPDATE orchestrator.promises SET id = gen_random_uuid()")
     before = changes(house)
     visitor.post(f"/ui/runs/{run}/promises/approval%201/{act}", back="/ui/approvals", promise=promise, **form)
-    assert "Already decided" in visitor.said()
+    assert "It is already decided" in visitor.said()
     assert changes(house) == before
 
 

@@ -180,7 +180,11 @@ def complete_work(api: Api, body: Completion) -> Steps[Ok]:
             if remaining <= 0:
                 if state == "unknown":
                     raise refused(503, "It is not known yet", f"{_LOST}: retry the request.")
-                raise refused(503, "Not stored in Postgres yet", "No leader has applied the result: retry the request.")
+                raise refused(
+                    503,
+                    "The result is not stored in Postgres yet",
+                    "No leader has applied the result: retry the request.",
+                )
             pause.seconds = min(remaining, _UNKNOWN_RETRY if state == "unknown" else _POLL_INTERVAL)
             yield pause
 

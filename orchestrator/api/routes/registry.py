@@ -97,7 +97,7 @@ def register_worker(api: Api, body: Registration) -> Ok:
         raise invalid(f"url: {problem}, found {body.url!r:.200}.")
     connections = api.backend.connections
     if not announcements.make_room(connections.redis, connections.keys, body.id):
-        raise refused(429, "Too many service workers", f"{announcements.MOST:,} are registered already.")
+        raise refused(429, "There are too many service workers", f"{announcements.MOST:,} are registered already.")
     row = Registered(body.id, body.url.rstrip("/"), sorted(set(body.services)))
     with connections.writing(f"service worker {body.id} was registered", transaction=True) as connection:
         if registrations.put(connection, row):

@@ -66,7 +66,7 @@ def _check_node(api: Api, run: UUID, node: str) -> None:
         decision = api.read(audit.decision, str(run), node)
         by = "it may have been decided by another user" if decision is None else f"it was {decision}"
         detail = f"Run {run} waited at {node!r:.200}, and {position}: {by}."
-        raise refused(409, "Already decided", detail)
+        raise refused(409, "It is already decided", detail)
 
 
 class Resolved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,7 +108,7 @@ def _check_promise(api: Api, run: UUID, name: str, promise: UUID | None) -> None
         return
     decision = api.read(audit.decision, str(run), name)
     by = "it may have been decided by another user" if decision is None else f"it was {decision}"
-    raise refused(409, "Already decided", f"Run {run} no longer waits for this {name!r:.200}: {by}.")
+    raise refused(409, "It is already decided", f"Run {run} no longer waits for this {name!r:.200}: {by}.")
 
 
 @routes.get("", about=WITHIN)

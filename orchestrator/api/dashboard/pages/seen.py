@@ -71,7 +71,7 @@ def check_task(api: Api, id: UUID, shown_attempt: int | None, *, is_retry: bool)
 
 
 def _changed(message: str) -> Refused:
-    return refused(409, "Changed since the page was loaded", message)
+    return refused(409, "It has changed since the page was loaded", message)
 
 
 @actions.post("/tasks/{id}/retry", about=TASK)
@@ -169,7 +169,7 @@ def record(api: Api, act: str, kind: str, target: str, run: UUID) -> Note:
 
 def _check_not_started(api: Api, target: str, act: str, since: datetime | None) -> None:
     if message := started_message(api, target, act, since):
-        raise refused(409, "No run was started", message)
+        raise refused(409, "The run was not started", message)
 
 
 @actions.post("/runs/{id}/rerun", about=RUN, is_expensive=True)

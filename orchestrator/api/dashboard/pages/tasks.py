@@ -161,7 +161,7 @@ class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def check_marked(ids: list[str], noun: str) -> None:
     """Reject a form without selected rows."""
     if not ids:
-        raise refused(422, "Nothing selected", f"Select the {noun} to act on.")
+        raise refused(422, "The selection is empty", f"Select the {noun} to act on.")
 
 
 IN_ANOTHER_STATE = "they have changed state"
