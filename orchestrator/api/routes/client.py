@@ -61,7 +61,7 @@ def wait_for_ends(api: Api, body: Waiting) -> Steps[Ends]:
     )
     finders: dict[bytes, Find] = {identifier: find for ids, find in kinds for identifier in ids}
     if len(finders) < sum(len({*ids}) for ids, _ in kinds):
-        raise invalid("An id occurs twice, as the id of a task and of a run.")
+        raise invalid("An id occurs in more than one of the lists tasks, runs and code.")
     ended: list[End] = []
     stream = api.backend.waiting.each(list(finders), _by_kind(finders), TimeLimit(body.timeout))
     has_lingered = len(finders) <= _MAX_IMMEDIATE
