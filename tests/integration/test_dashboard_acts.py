@@ -574,7 +574,7 @@ def test_lost_attempts_are_called_lost_and_each_attempt_has_its_error(house: Hou
         ("failures?within=3h", "Within: '3h' is not one of 15m, 1h, 24h, 7d."),
         ("failures?sort=size", "Sort: 'size' is not one of -first, -last"),
         ("tasks/retry?since=z", "From: give a time, such as"),
-        ("tasks/12", "'12' is no id: expected one such as 0199b2f4-"),
+        ("tasks/12", "'12' is not a valid id: expected one such as 0199b2f4-"),
     ],
 )
 def test_a_bad_address_is_explained_in_the_words_of_the_page(house: House, address: str, said: str) -> None:

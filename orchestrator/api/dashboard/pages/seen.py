@@ -177,7 +177,7 @@ def rerun(api: Api, id: UUID, body: RunAgain) -> Note:
     """Rerun a run."""
     _check_not_started(api, str(id), RERUN, body.since)
     new = runs.rerun(api, id, runs.Rerun(body.from_step)).id
-    return Note("the run was rerun: this is the new run", to=f"/ui/runs/{new}")
+    return Note("the run was started again: this is the new run", to=f"/ui/runs/{new}")
 
 
 @actions.post("/schedules/{workflow}/{name}/trigger", about=WORKFLOW)
