@@ -74,10 +74,10 @@ _KEY_TTL = 1.0
 """Seconds for which keys are cached. A revoked key works this long at most."""
 _MAX_CACHED_KEYS = 10_000
 _ALL = KeyScope()
-_NOTHING_SENT = "Send a key: `Authorization: Bearer orc_…`. `orchestrator keys create` makes one."
+_NOTHING_SENT = "Send an API key: `Authorization: Bearer orc_…`. Create one with `orchestrator keys create`."
 _NO_KEY = (
-    "What the header Authorization holds is no key: expected `Bearer orc_…`, all of the 60 characters that "
-    "`orchestrator keys create` has shown."
+    "The Authorization header is invalid: expected `Bearer orc_…`, with all 60 characters of the key that "
+    "`orchestrator keys create` printed."
 )
 
 
@@ -211,7 +211,7 @@ class Authenticator:
         if not seconds:
             self._login_limits.count_wrong_key(origin)
             return
-        detail = f"Too many wrong keys came from {origin!r:.100}: come again in {seconds} s, or with a good one."
+        detail = f"Too many wrong keys from {origin!r:.100}: retry in {seconds} s, or with a valid key."
         raise Refused(
             Problem(title="There were too many wrong keys", status=429, detail=detail), {"Retry-After": str(seconds)}
         )
@@ -226,7 +226,7 @@ class Authenticator:
         if found is None or reason is not None:
             if self._cached_key(credential) is None:
                 self._count_guess(origin)
-            raise _unauthorized(f"The key {credential.id} opens nothing: {reason}.")
+            raise _unauthorized(f"The key {credential.id} is not valid: {reason}.")
         key = found[0]
         _check_scope(f"key {credential.id} ({key.name})", key.scope, needed)
         return key
@@ -237,7 +237,7 @@ class Authenticator:
         if found is None or reason is not None:
             if found is None and not self._login_limits.wait(origin):
                 self._login_limits.count_wrong_key(origin)
-            raise _unauthorized(f"The session opens nothing: {reason}. Log in again.")
+            raise _unauthorized(f"The session is not valid: {reason}. Log in again.")
         key = found[0]
         _check_scope(f"key {key.id} ({key.name})", key.scope, needed)
         return key
@@ -251,7 +251,7 @@ def _check_user(user: User, needed: Scope, origin: str) -> Caller:
 def _check_scope(who: str, scope: Scope | None, needed: Scope) -> Scope:
     if scope is None or not scope.includes(needed):
         detail = f"This needs the scope {needed!s}, and {who} has {scope or 'none'!s}."
-        raise Refused(Problem(title="The key may not do this", status=403, detail=detail))
+        raise Refused(Problem(title="The key does not allow this", status=403, detail=detail))
     return scope
 
 
@@ -277,5 +277,5 @@ def _has_authorization(headers: Headers) -> bool:
 
 
 def _unauthorized(detail: str) -> Refused:
-    problem = Problem(title="The caller is not known", status=401, detail=detail)
+    problem = Problem(title="The caller is not authenticated", status=401, detail=detail)
     return Refused(problem, {"WWW-Authenticate": 'Bearer realm="orchestrator"'})

@@ -239,7 +239,9 @@ async def _not_found(not_found_page: ServedPath, request: Request, error: Except
         return _Delegated(not_found_page)
     status = error.status_code if isinstance(error, HTTPException) else 404
     problem = Problem(
-        title="It was not found", status=status, detail="Nothing is served here; /openapi.json lists the routes."
+        title="The resource was not found",
+        status=status,
+        detail="There is no such route; /openapi.json lists the routes.",
     )
     return Response(msgspec.json.encode(problem), status, media_type=MEDIA_TYPE)
 

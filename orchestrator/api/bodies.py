@@ -63,7 +63,7 @@ async def read_body(request: Request, maximum: int, hold: Callable[[], Awaitable
                     limit.reschedule(asyncio.get_running_loop().time() + BODY_TIMEOUT)
                 parts.append(part)
     except TimeoutError:
-        raise _closing(408, "The body is late", f"It has to be here within {BODY_TIMEOUT:g} seconds.") from None
+        raise _closing(408, "The body is late", f"It must arrive within {BODY_TIMEOUT:g} seconds.") from None
     return b"".join(parts)
 
 
@@ -90,10 +90,12 @@ def check_shape(data: bytes) -> None:
         levels = list(accumulate(map(_STEPS.__getitem__, brackets), initial=level))
         level = levels[-1]
         if max(levels) > MAX_LEVELS:
-            raise invalid(f"The body has more than {MAX_LEVELS} levels.")
+            raise invalid(f"The body has more than {MAX_LEVELS} levels of nesting.")
         if values > MAX_VALUES or containers > MAX_CONTAINERS:
             detail = f"It holds more than {MAX_VALUES:,} values, or more than {MAX_CONTAINERS:,} lists and objects."
-            raise refused(413, "The body is too large", f"{detail} Send it in parts, or what is large as one text.")
+            raise refused(
+                413, "The body is too large", f"{detail} Split it, or send the large part as a single string."
+            )
 
 
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -101,7 +103,7 @@ _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in _STEPS)
 
 
 def _too_large(maximum: int) -> Refused:
-    return _closing(413, "The body is too large", f"At most {maximum:,} bytes are read here.")
+    return _closing(413, "The body is too large", f"This route accepts at most {maximum:,} bytes.")
 
 
 def _encoded(found: str) -> Refused:

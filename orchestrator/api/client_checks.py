@@ -46,17 +46,19 @@ def check_new_task(settings: Settings, task: NewTask, arguments: Arguments) -> N
     """Reject a task that no client creates. A task of a run needs the run's id and a position, and no unique key."""
     run = arguments.get("run_id")
     if len(task.id) != 16 or task.name in _WORKERS_ONLY:
-        raise InvalidTask(f"Task {task.name!r:.100}: expected an id of 16 bytes, and a name that is not our own.")
+        raise InvalidTask(f"Task {task.name!r:.100}: expected an id of 16 bytes, and a name that is not reserved.")
     if task.parent is not None:
-        raise InvalidTask(f"Task {task.name!r:.100} names a task that enqueued it, which only workers do.")
+        raise InvalidTask(f"Task {task.name!r:.100} names a parent task, which only workers may do.")
     if task.run_id != run or task.step is not None or not _is_within(task.position or 0, 0, 2**31 - 1):
-        raise InvalidTask(f"Task {task.name!r:.100} belongs to another run, or to no place in this one.")
+        raise InvalidTask(
+            f"Task {task.name!r:.100} belongs to a different run, or has an invalid position in this run."
+        )
     check_call(settings, f"The arguments of task {task.name!r:.100}", task.payload)
     _check_dispatchable(task)
     if task.unique is not None:
         _check_unique(task.unique)
     if run is not None and (task.unique is not None or task.position is None):
-        raise InvalidTask(f"Task {task.name!r} of a run has a unique key, or no place in it.")
+        raise InvalidTask(f"Task {task.name!r} of a run has a unique key, or no position in the run.")
     if task.trace is not None and not is_trace(task.trace):
         raise InvalidTask(f"Task {task.name!r:.100}: expected a traceparent, found {task.trace!r:.100}.")
 
@@ -71,15 +73,15 @@ def _check_dispatchable(task: NewTask | Callback, level: int = 0) -> None:
         lane_name(task.name, key, options),
         lane_name(task.name, key or None, options),
     ):
-        raise InvalidTask(f"Task {task.name!r}: its lane {task.lane!r:.100} does not follow from its options.")
+        raise InvalidTask(f"Task {task.name!r}: its lane {task.lane!r:.100} does not match its options.")
     if not _is_within(task.priority, -100, 100) or not _is_within(task.delay, 0, MAX_SECONDS):
-        raise InvalidTask(f"Task {task.name!r}: its priority or delay is out of bounds.")
+        raise InvalidTask(f"Task {task.name!r}: its priority or delay is out of range.")
     if not _is_within(task.expires or 0, 0, MAX_SECONDS):
-        raise InvalidTask(f"Task {task.name!r}: it expires out of bounds.")
+        raise InvalidTask(f"Task {task.name!r}: its expiry is out of range.")
     if task.callbacks is not None:
-        followers = decoded(task.callbacks, Callbacks, f"Task {task.name!r}: what follows it")
+        followers = decoded(task.callbacks, Callbacks, f"Task {task.name!r}: its callbacks")
         if level >= _MAX_CALLBACK_DEPTH:
-            raise InvalidTask(f"Task {task.name!r} follows {level} others.")
+            raise InvalidTask(f"Task {task.name!r}: callbacks are nested too deeply ({level} levels).")
         for follower in (*followers.success, *followers.failure):
             _check_dispatchable(follower, level + 1)
 
@@ -89,7 +91,9 @@ def _check_options(text: str | None) -> TaskOptions:
     seconds = (options.timeout, options.soft_timeout)
     limits = (options.concurrency, options.total_concurrency, options.max_starts)
     if not all(value is None or _is_within(value, 1e-9, MAX_SECONDS) for value in seconds):
-        raise InvalidTask("Options timeout and soft_timeout: expected more than zero seconds, up to a hundred years.")
+        raise InvalidTask(
+            "Options timeout and soft_timeout: expected more than zero seconds, and at most a hundred years."
+        )
     if not all(value is None or _is_within(value, 1, 2**31 - 1) for value in limits):
         raise InvalidTask("Options concurrency and max_starts: expected a whole number above zero.")
     check_weight(options.weight)
@@ -102,7 +106,9 @@ def _check_options(text: str | None) -> TaskOptions:
 
 def _check_unique(unique: UniqueKey) -> None:
     if not 1 <= len(unique.key) <= 2 * MAX_KEY_LENGTH or not _is_within(unique.period or 0, 0, MAX_SECONDS):
-        raise InvalidTask(f"A unique key has up to {MAX_KEY_LENGTH} characters, and holds for up to a hundred years.")
+        raise InvalidTask(
+            f"A unique key has at most {MAX_KEY_LENGTH} characters, and a period of at most a hundred years."
+        )
 
 
 def _is_within(value: float, least: float, most: float) -> bool:
@@ -114,9 +120,9 @@ def _check_start(settings: Settings, started: RunStarted, arguments: Arguments) 
     check_name("queue", started.queue)
     check_call(settings, f"The arguments of workflow {started.workflow!r}", started.payload)
     if any((started.parent, started.continued_from, started.origin, started.first)):
-        raise InvalidWorkflow("A run that is started by a client comes of no other.")
+        raise InvalidWorkflow("A client cannot set parent, origin, first or continued_from of a run.")
     if not _is_within(started.version, 0, 2**31 - 1) or not _is_within(arguments["timeout"] or 0, 0, MAX_SECONDS):
-        raise InvalidWorkflow(f"Workflow {started.workflow!r}: its version or timeout is out of bounds.")
+        raise InvalidWorkflow(f"Workflow {started.workflow!r}: its version or timeout is out of range.")
 
 
 def _check_signal(settings: Settings, signal: SignalReceived, _: Arguments) -> None:
@@ -126,7 +132,7 @@ def _check_signal(settings: Settings, signal: SignalReceived, _: Arguments) -> N
 def _check_target(_: Settings, target: CodeTarget, __: Arguments) -> None:
     check_name("queue", target.queue)
     if not _is_within(target.version, 0, 2**31 - 1) or not _is_within(target.timeout or 0, 0, MAX_SECONDS):
-        raise InvalidWorkflow("The version or timeout of a scheduled workflow is out of bounds.")
+        raise InvalidWorkflow("The version or timeout of a scheduled workflow is out of range.")
 
 
 BY_TYPE: Mapping[Any, Check] = {

@@ -65,7 +65,7 @@ class ApiMetrics:
             requests, times = sorted(self._requests.items()), sorted(self._times.items())
         yield counter(
             "orchestrator_http_requests_total",
-            "Requests that were answered.",
+            "Answered requests.",
             *(
                 ({"method": method, "route": route, "status": str(status)}, number)
                 for (method, route, status), number in requests
@@ -73,10 +73,10 @@ class ApiMetrics:
         )
         yield histogram(
             "orchestrator_http_request_seconds",
-            "Time until the answer, by what was asked about; calls that wait for something included.",
+            "Time until the answer, by subject; includes calls that wait for something.",
             *(({"subject": subject}, found) for subject, found in times),
         )
-        yield gauge("orchestrator_http_requests_under_way", "Requests that are worked on.", ({}, self.in_flight))
+        yield gauge("orchestrator_http_requests_under_way", "Requests in progress.", ({}, self.in_flight))
         yield from self.system.metrics()
 
 

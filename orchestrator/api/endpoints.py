@@ -94,7 +94,9 @@ class Endpoint:
                 values[name] = msgspec.convert(texts[name], kind, strict=False)
             except msgspec.ValidationError as error:
                 said = "expected one such as 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17" if kind is UUID else str(error)
-                raise refused(404, "It was not found", f"{texts[name]!r:.100} is no {name}: {said}.") from error
+                raise refused(
+                    404, "The resource was not found", f"{texts[name]!r:.100} is not a valid {name}: {said}."
+                ) from error
         return values
 
     def read_query(self, text: str) -> dict[str, Any]:
@@ -108,7 +110,7 @@ class Endpoint:
                 values[name] = value
         if self.query is None:
             if values:
-                raise invalid(f"?{next(iter(values))}: this route takes no options.")
+                raise invalid(f"?{next(iter(values))}: this route has no query parameters.")
             return {}
         try:
             return {"query": msgspec.convert(values, self.query, strict=False)}
@@ -127,17 +129,17 @@ class Endpoint:
             try:
                 return {"body": data.decode()}
             except UnicodeDecodeError as error:
-                raise refused(400, "The body is no YAML", f"Expected UTF-8: {error}.") from error
+                raise refused(400, "The body is not YAML", f"Expected UTF-8: {error}.") from error
         try:
             return {"body": decoder(self.body).decode(data or b"{}")}
         except msgspec.ValidationError as error:
             raise invalid_field(error) from error
         except RecursionError:
-            raise invalid("The body has too many levels within each other.") from None
+            raise invalid("The body is nested too deeply.") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             marked = data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
             detail = "It begins with a byte order mark: send UTF-8 without one." if marked else str(error)
-            raise refused(400, "The body is no JSON", detail) from error
+            raise refused(400, "The body is not JSON", detail) from error
 
 
 class Options(TypedDict, total=False):
@@ -200,11 +202,13 @@ class Routes:
             names = inspect.signature(call).parameters
             if ("key_scope" in names) != (about is WITHIN) and not (about in (WORKFLOW, TASK) and "key_scope" in names):
                 raise TypeError(
-                    f"{method} {path}: a function takes the `key_scope` if it is about what is WITHIN it. One about a "
-                    f"workflow or a task may; no other does."
+                    f"{method} {path}: a function with `about=WITHIN` must take `key_scope`. With `about=WORKFLOW` or "
+                    f"`about=TASK` it may; with any other subject it must not."
                 )
             if inspect.iscoroutinefunction(call) and about not in (WITHIN, NOTHING):
-                raise TypeError(f"{method} {path}: whom it is about may have to be looked up, which needs a thread.")
+                raise TypeError(
+                    f"{method} {path}: the scope check may query Postgres, so the function must not be a coroutine."
+                )
             summary, _, description = (inspect.getdoc(call) or "").partition("\n")
             self.endpoints.append(
                 self.kind(

@@ -60,7 +60,7 @@ def find_ambiguity(scope: Scope) -> Response | None:
     A proxy in front may have used the other value.
     """
     if len(scope.get("raw_path") or scope["path"]) + len(scope["query_string"]) > _MAX_URL_LENGTH:
-        return _refusal(414, "The address is too long", f"Path and query have at most {_MAX_URL_LENGTH:,} bytes.")
+        return _refusal(414, "The URL is too long", f"Path and query may have at most {_MAX_URL_LENGTH:,} bytes.")
     names = [name for name, _ in scope["headers"]]
     if b"content-length" in names and b"transfer-encoding" in names:
         return _refusal(400, _AMBIGUOUS, "It has both Content-Length and Transfer-Encoding: send one of them.")
@@ -100,7 +100,7 @@ def _tags(headers: Headers, name: str, *, weak: bool) -> frozenset[str] | None:
     if not _LIST.fullmatch(header):
         raise refused(
             400,
-            "The condition cannot be understood",
-            f'{name}: expected tags as an ETag has them, such as "0a1b2c", by comma, or *; found {header!r:.100}.',
+            "The condition is invalid",
+            f'{name}: expected comma-separated ETags, such as "0a1b2c", or *; found {header!r:.100}.',
         )
     return frozenset(tag for is_weak, tag in re.findall(_TAG, header) if weak or not is_weak)

@@ -99,7 +99,7 @@ class TimedProtocol(HttpToolsProtocol):
         if self._connections is not None and not self._connections.open(self._address()):
             self._connections = None
             self._is_rejecting = True
-            detail = "So many connections of one address are open: close some, or come again."
+            detail = "This address has too many open connections: close some, or retry later."
             self._reply(HTTPStatus.TOO_MANY_REQUESTS, "There are too many connections", detail, "retry-after: 10\r\n")
             self.transport.close()
             return
@@ -119,7 +119,7 @@ class TimedProtocol(HttpToolsProtocol):
         self._unread += len(data)
         super().data_received(data)
         if self._unread > MAX_HEAD_SIZE and not self._is_rejecting:
-            self.send_400_response(f"The head of a request has at most {MAX_HEAD_SIZE:,} bytes.")
+            self.send_400_response(f"The head of a request may have at most {MAX_HEAD_SIZE:,} bytes.")
         self._update_timer()
 
     def on_headers_complete(self) -> None:
@@ -162,7 +162,7 @@ class TimedProtocol(HttpToolsProtocol):
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self._reply(HTTPStatus.BAD_REQUEST, "The request is no HTTP/1.1", msg)
+        self._reply(HTTPStatus.BAD_REQUEST, "The request is not valid HTTP/1.1", msg)
         self._drain(HEAD_TIMEOUT)
 
     def close(self) -> None:

@@ -45,8 +45,12 @@ class Subject:
 
 
 def _out_of_scope(what: str, name: str, prefix: str) -> Refused:
-    own = f"for {what}s whose names begin with {prefix!r}" if prefix.isprintable() else f"for no {what}"
-    return refused(403, "The key is for others", f"{what.capitalize()} {name!r:.140}: the key is {own}.")
+    own = (
+        f"limited to {what}s whose names begin with {prefix!r}" if prefix.isprintable() else f"not valid for any {what}"
+    )
+    return refused(
+        403, "The request is outside the key's scope", f"{what.capitalize()} {name!r:.140}: the key is {own}."
+    )
 
 
 def check_queue(key_scope: KeyScope, name: str) -> None:
@@ -63,17 +67,17 @@ def check_task_name(key_scope: KeyScope, name: str) -> None:
     """Reject a task name outside the key scope, and names that need more than a key for registered tasks."""
     if not key_scope.has_task(name):
         own = ", ".join(map(repr, key_scope.tasks))
-        detail = f"Task {name!r:.140}: the key is for tasks whose names begin with {own}."
+        detail = f"Task {name!r:.140}: the key is limited to tasks whose names begin with {own}."
         raise refused(403, "The key is for others", detail)
     if may_operate.get():
         return
     if ":" in name:
-        needs = "a function that is named by its module or file needs the scope operate. Register it as a task."
+        needs = "calling a function by its module or file requires the scope operate. Register it as a task."
     elif name.startswith(BUILT_IN) and not key_scope.grants(name):
-        needs = f"it needs the scope operate, or a key that names it: `keys create … --tasks {name}`."
+        needs = f"it requires the scope operate, or a key that names it: `keys create … --tasks {name}`."
     else:
         return
-    raise refused(403, "The key may not do this", f"Task {name!r:.140}: {needs}")
+    raise refused(403, "The key does not allow this", f"Task {name!r:.140}: {needs}")
 
 
 def check_definition(key_scope: KeyScope, definition: Definition) -> None:
@@ -83,7 +87,7 @@ def check_definition(key_scope: KeyScope, definition: Definition) -> None:
     for queue in sorted(named_queues(definition)):
         check_queue(key_scope, queue)
     if key_scope.is_bound and (event := next((trigger.event for trigger in definition.on if trigger.event), None)):
-        detail = f"Event {event!r:.140}: events are for keys that are bound to nothing, and so is what they start."
+        detail = f"Event {event!r:.140}: a key that is limited to queues, workflows or tasks may not use events."
         raise refused(403, "The key is for others", detail)
     named = [*(step.workflow for step in definition.steps), *(trigger.workflow for trigger in definition.on)]
     for workflow in named:
@@ -101,7 +105,7 @@ def check_flow(key_scope: KeyScope, name: str, flow: Flow) -> None:
 
 def _check_author(key_scope: KeyScope) -> None:
     if key_scope.tasks:
-        detail = "The key is for some tasks only, and a definition may name any: use a key that is not bound to tasks."
+        detail = "The key is limited to some tasks, and a definition may name any task: use a key without this limit."
         raise refused(403, "The key is for others", detail)
 
 
@@ -224,7 +228,7 @@ def _in_path(kind: Kind, *names: str) -> Subject:
 
 
 def _refuse(_: Api, __: KeyScope, ___: Mapping[str, Any]) -> None:
-    detail = "This is about the whole system, and the key is for some queues or workflows only."
+    detail = "This concerns the whole system, and the key is limited to some queues, workflows or tasks."
     raise refused(403, "The key is for others", detail)
 
 

@@ -18,19 +18,19 @@ from orchestrator.api.problems import MEDIA_TYPE, Problem
 _REF = "#/components/schemas/{name}"
 _TAG = r'^("[0-9a-f]+"|\*)$'
 _PROBLEMS = {
-    400: "The body is no JSON, or this cannot be done.",
-    401: "There are keys, and none was sent that opens this.",
-    403: "The key may not do this, or a page of somebody else's has sent it.",
-    404: "There is no such thing.",
-    409: "Its state does not allow this, another has the key, or the process that was asked did not answer in time.",
-    412: "It was changed meanwhile.",
-    408: "The body did not come in time.",
-    413: "The body is too large, or the run cannot keep more.",
-    415: "The body is compressed, or encoded otherwise.",
-    422: "The request does not fit; `errors` names the fields.",
-    429: "Too much at once; come again after `Retry-After` seconds.",
-    500: "A defect.",
-    503: "Postgres or Redis is away; come again after `Retry-After` seconds.",
+    400: "The body is not JSON, or the request cannot be fulfilled.",
+    401: "A valid key is required.",
+    403: "The key does not allow this, or a page of a different site sent the request.",
+    404: "Not found.",
+    409: "The state does not allow this, the unique key is in use, or there was no answer in time.",
+    412: "The resource has changed since it was read.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large, or the state of the run is.",
+    415: "The body has a Content-Encoding.",
+    422: "The request is invalid; `errors` names the fields.",
+    429: "Too many requests, or a quota is used up; retry after `Retry-After` seconds.",
+    500: "Internal error.",
+    503: "Postgres or Redis is unavailable; retry after `Retry-After` seconds.",
 }
 
 
@@ -141,9 +141,13 @@ def _operation(endpoint: Endpoint, schema_by_type: dict[int, Any], components: d
                 if endpoint.is_pending is None
                 else {"202": {"description": "Kept", "content": _content(endpoint, schema_by_type)}}
             ),
-            **({"204": {"description": "The end has been told already."}} if endpoint.is_live else {}),
-            **({"304": {"description": "It is as it was."}} if _has_etag(endpoint) else {}),
-            **({"204": {"description": "There is nothing."}} if endpoint.may_be_empty else {}),
+            **(
+                {"204": {"description": "The `end` event was sent already; do not reconnect."}}
+                if endpoint.is_live
+                else {}
+            ),
+            **({"304": {"description": "Not modified."}} if _has_etag(endpoint) else {}),
+            **({"204": {"description": "Nothing available."}} if endpoint.may_be_empty else {}),
             **{
                 str(status): {"description": words, "content": {MEDIA_TYPE: {"schema": schema_by_type[id(Problem)]}}}
                 for status, words in _PROBLEMS.items()
@@ -183,13 +187,13 @@ def _has_etag(endpoint: Endpoint) -> bool:
 def _headers(endpoint: Endpoint) -> Iterable[tuple[str, str, str]]:
     """Yield the headers that a route reads, with description and pattern."""
     if endpoint.takes_key:
-        yield "Idempotency-Key", "The same key does it once, however often it is tried.", ""
+        yield "Idempotency-Key", "Requests with the same key take effect once.", ""
     if endpoint.is_live:
-        yield "Last-Event-ID", "The `id` of the last event that was received: the stream goes on behind it.", ""
+        yield "Last-Event-ID", "The `id` of the last received event: the stream continues after it.", ""
     if _has_etag(endpoint):
-        yield "If-None-Match", "Answer 304, without a body, where this is still the `ETag`.", _TAG
+        yield "If-None-Match", "Return 304, without a body, if this is still the `ETag`.", _TAG
     if endpoint.takes_match:
-        undone = "Change nothing, and answer 412, where this is {} the `ETag`; `*` stands for any."
+        undone = "Change nothing, and return 412, if this is {} the `ETag`; `*` matches any."
         yield "If-Match", undone.format("no longer"), _TAG
         yield "If-None-Match", undone.replace("{} ", ""), _TAG
 

@@ -79,7 +79,7 @@ def invalid(detail: str, **fields: Any) -> Refused:
 def at(pointer: str, error: Exception) -> Refused:
     """Return the problem of an error in one part of a request."""
     refusal = from_error(error)
-    assert refusal is not None, "it was raised on purpose"
+    assert refusal is not None, "the error is an expected one"
     detail = refusal.problem.detail
     problem = msgspec.structs.replace(
         refusal.problem, detail=f"{pointer}: {detail}", errors=[FieldError(pointer, detail)]
@@ -103,18 +103,18 @@ def invalid_field(error: msgspec.ValidationError, mark: str = "#/") -> Refused:
 
 
 _STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
-    (Forbidden, 403, "The key may not do this"),
-    (NotFound, 404, "It was not found"),
-    (Duplicate, 409, "The key is taken"),
-    (WrongState, 409, "It is not in a state for this"),
-    (StateTooLarge, 413, "The run cannot keep more"),
+    (Forbidden, 403, "The key does not allow this"),
+    (NotFound, 404, "The resource was not found"),
+    (Duplicate, 409, "The key is in use"),
+    (WrongState, 409, "The state does not allow this"),
+    (StateTooLarge, 413, "The state of the run is too large"),
     (InvalidTask, 422, "It cannot be accepted"),
     (InvalidWorkflow, 422, "The workflow cannot be accepted"),
-    (ResultTimeout, 409, "It was not answered in time"),
-    (Unavailable, 503, "The database or the payload store cannot be used now"),
-    (Uncertain, 503, "It is not known whether it was done"),
+    (ResultTimeout, 409, "There was no answer in time"),
+    (Unavailable, 503, "The database or the payload store is unavailable"),
+    (Uncertain, 503, "The outcome is unknown"),
     (ConfigurationError, 503, "The server is not ready"),
-    (OrchestratorError, 400, "It cannot be done"),
+    (OrchestratorError, 400, "The request cannot be fulfilled"),
 )
 
 
@@ -125,15 +125,15 @@ def from_error(error: Exception) -> Refused | None:
     for kind, status, title in _STATUSES:
         if isinstance(error, kind):
             if isinstance(error, Unavailable) and database.is_exhausted(error):
-                return refused(429, "Postgres has no connection left", str(error))
-            assert isinstance(error, OrchestratorError), "so are all these kinds"
+                return refused(429, "Postgres has no free connection", str(error))
+            assert isinstance(error, OrchestratorError), "all these types are"
             task_id = error.task_id or None if isinstance(error, Duplicate) else None
             name, data = to_problem(error)
             return refused(status, title, str(error), task_id=task_id, type=name, data=data)
     if isinstance(error, transport.UNAVAILABLE):
-        return refused(503, "Redis cannot be used now", transport.describe(error))
+        return refused(503, "Redis is unavailable", transport.describe(error))
     if "cannot contain NUL" in str(error):
-        return invalid("A text contains a NUL character, which cannot be stored or looked for: remove it.")
+        return invalid("A string contains a NUL character, which cannot be stored or searched for: remove it.")
     if isinstance(error, exc.DataError):
-        return invalid(f"A value cannot be stored or looked for: {database.error_line(error)}")
+        return invalid(f"A value cannot be stored or searched for: {database.error_line(error)}")
     return None

@@ -46,8 +46,8 @@ class Proxies:
         }
         if self._user_header and not self._networks:
             raise ConfigurationError(
-                "Setting api_user_header: expected api_proxies too, the addresses of the proxies whose header is "
-                "believed, such as 10.0.0.5, 10.1.0.0/16."
+                "Setting api_user_header requires api_proxies: the addresses of the proxies whose header is "
+                "trusted, such as 10.0.0.5, 10.1.0.0/16."
             )
 
     @property
@@ -81,7 +81,7 @@ class Proxies:
         name = named[0].strip()
         if len(named) > 1 or not name.isprintable() or len(name) > _MAX_NAME_LENGTH:
             detail = f"{self._user_header}: expected one name of at most {_MAX_NAME_LENGTH} printable characters."
-            raise refused(403, "The caller is not known", detail)
+            raise refused(403, "The user header is invalid", detail)
         if not self._group_header:
             return User(name, self._scope)
         groups = {word.strip() for line in headers.getlist(self._group_header) for word in line.split(",")}
@@ -142,9 +142,9 @@ def check_address(host: str, address: str, requires_key: bool) -> None:
     """
     if not requires_key and not is_loopback(address):
         raise ConfigurationError(
-            f"There is no key yet, and others can reach {host!r} ({address}). Make one "
+            f"There is no API key yet, and other machines can reach {host!r} ({address}). Create a key "
             f"with `orchestrator keys create NAME`, or "
-            f"serve this machine only, at 127.0.0.1."
+            f"listen at 127.0.0.1 only."
         )
 
 
@@ -155,24 +155,26 @@ def check_sender(peer: str, headers: Headers) -> None:
     """
     if not is_loopback(peer):
         raise refused(
-            403, "The caller is on another machine", "There is no key yet, and so only this machine is served."
+            403, "The client is on a different machine", "There is no API key yet, so only this machine is served."
         )
     if is_forwarded(headers):
         detail = (
-            "A proxy has passed this on, and so anybody may have sent it: make a key with `orchestrator keys create`."
+            "Without an API key, requests through a proxy are rejected. Create one with `orchestrator keys create`."
         )
         raise refused(403, "The request came through a proxy", detail)
     host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
     if not is_loopback(host):
-        raise refused(
-            421, "The request is for another server", f"It is reached as localhost or 127.0.0.1, not as {host!r:.100}."
-        )
+        raise refused(421, "The request is for a different host", f"Use localhost or 127.0.0.1, not {host!r:.100}.")
     if headers.get("sec-fetch-site") == "cross-site":
         raise refused(
-            403, "The request is of a page of others", "A page of another site has sent it: open this address yourself."
+            403,
+            "The request comes from a different site",
+            "A page of a different site has sent the request: open this address directly.",
         )
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != headers.get("host"):
         raise refused(
-            403, "The request is of a page of others", f"A page of {origin!r:.100} may not speak to this server."
+            403,
+            "The request comes from a different site",
+            f"Pages of {origin!r:.100} may not send requests to this server.",
         )

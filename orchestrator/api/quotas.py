@@ -177,6 +177,6 @@ def _priority(task: Any) -> int:
 
 def _refusal(exceeded: Exceeded) -> Refused:
     if exceeded.retry_after is None:
-        return refused(403, "The key may not do this", exceeded.detail)
+        return refused(403, "The key does not allow this", exceeded.detail)
     problem = Problem(title="The quota is used up", status=429, detail=exceeded.detail)
     return Refused(problem, {"Retry-After": str(math.ceil(exceeded.retry_after))})

@@ -162,7 +162,7 @@ def _check_certificate(certificate: Certificate | None) -> None:
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(
             f"--tls-cert {certificate.chain}: expected a certificate and its key in PEM format, the key in the same "
-            f"file or in that of --tls-key: {error}."
+            f"file or in the file of --tls-key: {error}."
         ) from error
 
 
@@ -179,8 +179,8 @@ def _listen(host: str, port: int, or_any: bool, *, requires_key: bool) -> socket
         if or_any and error.errno == errno.EADDRINUSE:
             return _listen(host, 0, or_any=False, requires_key=requires_key)
         raise ConfigurationError(
-            f"The API cannot listen at {host}:{port}: {error.strerror or error}. Choose another by --host and --port, "
-            f"where 0 takes any that is free."
+            f"The API cannot listen at {host}:{port}: {error.strerror or error}. Choose another address with --host "
+            f"and --port; --port 0 takes any free port."
         ) from error
     return listener
 

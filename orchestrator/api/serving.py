@@ -102,7 +102,7 @@ class ServedPath:
             except ClientDisconnect:
                 return
             except asyncio.CancelledError:
-                stops = Uncertain("The server stops, and has not waited for the end of this request.")
+                stops = Uncertain("The server is stopping, and did not wait for this request to complete.")
                 response = self.refuse(stops, request, caller)
             except Exception as error:  # noqa: BLE001  # a defect fails one request, and its traceback is not sent
                 actor = (
@@ -156,7 +156,7 @@ class ServedPath:
         found = self._endpoints.get("GET" if method == "HEAD" else method)
         if found is None:
             allowed = ", ".join(sorted(self._endpoints))
-            problem = Problem(title="The method is not served here", status=405, detail=f"Here go: {allowed}.")
+            problem = Problem(title="The method is not allowed", status=405, detail=f"Allowed methods: {allowed}.")
             raise Refused(problem, {"Allow": allowed})
         return found
 
@@ -168,7 +168,7 @@ async def _answer(
     if caller.key_scope.is_bound and endpoint.about is WHOLE:
         endpoint.about.check(api, caller.key_scope, {})
     if endpoint.method == "POST" and not endpoint.takes_key and "idempotency-key" in request.headers:
-        raise invalid("Idempotency-Key: this route takes none, and would do it again.")
+        raise invalid("Idempotency-Key: this route does not support it, and would repeat the action.")
     arguments = endpoint.read_path(request.path_params) | endpoint.read_query(query_string(request))
     if endpoint.takes_key:
         arguments["key"] = request.headers.get("Idempotency-Key")
@@ -210,7 +210,7 @@ async def _answer(
             answer = await slots.run(work, caller, client, is_expensive=is_expensive)
         if isinstance(answer, Generator):
             answer = await slots.wait_for(answer, caller, client, is_expensive=is_expensive)
-    assert isinstance(answer, Response), "so ends each of them"
+    assert isinstance(answer, Response), "each generator returns a response"
     return answer
 
 
@@ -281,14 +281,16 @@ def problem_of_error(error: Exception, request: Request) -> Refused:
         log.exception(
             "api.request_failed method=%s path=%s: a defect", request.method, masked(request.url.path), exc_info=error
         )
-        found = refused(500, "The server has a defect", "This should not have happened; the server's log says more.")
+        found = refused(500, "The server failed unexpectedly", "This is a defect; the server's log has the traceback.")
     return found
 
 
 def _without_names(error: Exception) -> Exception:
     """Return an error for a bound key. A 404 has no similar names and no reason."""
     return (
-        refused(404, "It was not found", "There is none, or it is not for this key.") if _is_missing(error) else error
+        refused(404, "The resource was not found", "It does not exist, or is outside the key's scope.")
+        if _is_missing(error)
+        else error
     )
 
 
@@ -329,7 +331,7 @@ class RejectionLog:
         detail = {"status": status} | ({"left_out": left_out} if left_out else {})
         log.warning("api.request_refused method=%s path=%s status=%d actor=%s address=%s", method, path, status, *actor)
         try:
-            with self._api.backend.connections.writing("a refusal was noted") as connection:
+            with self._api.backend.connections.writing("a rejection was logged") as connection:
                 audit.add(
                     connection,
                     who=actor.who,

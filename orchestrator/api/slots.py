@@ -152,7 +152,7 @@ class Slots:
     async def queued(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Await a call as one more waiting request; refuse it if too many wait."""
         if self._waiting >= _MAX_WAITING:
-            raise refused(429, "There are too many requests at once", f"{_MAX_WAITING:,} wait already.")
+            raise refused(429, "There are too many requests at once", f"{_MAX_WAITING:,} are waiting already.")
         self._waiting += 1
         try:
             return await call()
@@ -181,7 +181,7 @@ class Slots:
             raise  # its message names the task or run
         except TimeoutError:
             detail = f"There was no answer within {_MAX_WAIT:g} s."
-            raise refused(409, "It was not answered in time", detail) from None
+            raise refused(409, "There was no answer in time", detail) from None
         finally:
             with contextlib.suppress(ValueError):  # a thread still runs a step: the server is stopping
                 steps.close()

@@ -87,7 +87,7 @@ def test_keys_move_mark_open_retry_and_cancel(base: str, window: Watched, tmp_pa
     keyboard.press("Enter")
     window.page.wait_for_url(f"**/ui/runs/{runs[0]}")
     keyboard.press("r")
-    window.sees(".said", "is retried")
+    window.sees(".said", "Retrying the failed tasks")
     keyboard.press("l")
     window.sees("h1", "Log of all tasks")
     open_run = start_dag(base, "by-key-open", tmp_path / "never")
@@ -100,7 +100,7 @@ def test_keys_move_mark_open_retry_and_cancel(base: str, window: Watched, tmp_pa
     keyboard.press("p")
     window.sees(".said", "is paused")
     keyboard.press("u")
-    window.sees(".said", "goes on")
+    window.sees(".said", "is resumed")
     before = window.sees("[data-times]").inner_text()
     keyboard.press("t")
     assert window.sees("[data-times]").inner_text() != before
@@ -213,7 +213,7 @@ def test_a_task_like_another_is_enqueued(base: str, window: Watched) -> None:
     send(b="")
     assert fields["b"].evaluate("field => field.validity.valueMissing"), "the browser says what is missing"
     send(b="5")
-    window.sees(".said", "The task is enqueued")
+    window.sees(".said", "The task was enqueued")
     window.sees("h1 .s-success")
     assert task not in window.page.url
     window.sees(".value pre", "8")

@@ -364,7 +364,7 @@ def test_everything_is_done_by_keyboard_alone(base: str, window: Watched, tmp_pa
     tab_to(window, "Value, as JSON or text")  # resolve a promise
     keyboard.type("yes")
     keyboard.press("Enter")
-    window.sees(".said", "goes on")
+    window.sees(".said", "continues")
     eventually(lambda: httpx.get(f"{base}/api/v1/runs/{code}").json()["run"]["status"] == "success", "it goes on")
 
     keyboard.type("gf")  # retry a failed group
@@ -374,7 +374,7 @@ def test_everything_is_done_by_keyboard_alone(base: str, window: Watched, tmp_pa
     window.sees("h1", "Retry failed tasks")
     tab_to(window, "Retry ")
     keyboard.press("Enter")
-    window.sees(".said", "Retried: ")
+    window.sees(".said", "Tasks being retried: ")
 
     keyboard.type("/")  # cancel a run
     keyboard.type(run)
@@ -572,7 +572,7 @@ def test_back_leads_to_a_form_that_was_refused(base: str, window: Watched) -> No
     window.sees(".said.bad", "expected a JSON list")
     window.page.get_by_label("Arguments, as a JSON list").fill("[1, 3]")
     window.page.get_by_role("button", name="Enqueue").click()
-    window.sees(".said", "this is it")
+    window.sees(".said", "this is the new task")
     window.page.go_back()
     window.sees("h1", "Enqueue elsewhere.add")
     assert all("422" in one for one in window.errors), window.errors
@@ -617,7 +617,7 @@ def test_arguments_are_copied_and_a_pause_is_undone_from_its_notice(base: str, b
         window.page.get_by_role("button", name="Pause").click()
         window.sees(".said", "is paused")
         window.page.get_by_role("button", name="Undo").click()
-        window.sees(".said", "goes on")
+        window.sees(".said", "is resumed")
         window.page.get_by_role("button", name="Pause").wait_for()
 
 

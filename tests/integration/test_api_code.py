@@ -104,7 +104,7 @@ def test_a_reset_is_shown_before_it_is_done(system: System, ask: Ask, engine_: E
     assert answer.json() == {"lines": [{"number": 1, "what": "promise first", "fate": "stays open"}]}, answer.text
     before = run.history().to_json()
     page = ask("GET", f"/ui/runs/{run.id}/reset?to=3").text
-    for text in ("promise first", "stays open", "Reset to event 3", "It waits for somebody to resolve “first”."):
+    for text in ("promise first", "stays open", "Reset to event 3", "It created the promise “first”."):
         assert text in page, text
     assert "Say up to which event" in ask("GET", f"/ui/runs/{run.id}/reset").text
     for path in ("/api/v1", "/ui"):

@@ -338,7 +338,7 @@ def test_nonsense_is_answered_and_logged_as_everything_is(
     head, _, body = got.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400"), got
     assert b"application/problem+json" in head
-    assert json.loads(body)["title"] == "The request is no HTTP/1.1"
+    assert json.loads(body)["title"] == "The request is not valid HTTP/1.1"
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert "Invalid HTTP request received." in [line["message"] for line in lines]
 

@@ -229,4 +229,4 @@ def test_a_server_that_stops_says_that_it_did_not_wait(database_url: str, redis_
         return sent
 
     start, answer = asyncio.run(asyncio.wait_for(main(), 60))
-    assert (start["status"], json.loads(answer["body"])["detail"][:16]) == (503, "The server stops"), answer
+    assert (start["status"], json.loads(answer["body"])["detail"][:22]) == (503, "The server is stopping"), answer

@@ -567,7 +567,7 @@ def test_failed_tasks_are_counted_before_they_are_tried_again(house: House, anyo
     assert "Retry 1 task" in page
     assert "secret of mail" in page
     anyone.post("/ui/tasks/retry", queue="mail.out", back="/ui/failures")
-    assert anyone.said() == "Retried: 1."
+    assert anyone.said() == "Tasks being retried: 1."
     with house.engine.connect() as connection:
         assert connection.exec_driver_sql("DELETE FROM orchestrator.inbox").rowcount == 1
 
@@ -597,7 +597,7 @@ def test_a_backfill_shows_its_fires_before_it_is_asked_for(house: House, anyone:
     assert wrong.status_code == 422
     assert "A backfill is of the past" in wrong.text
     anyone.post(path, start="2026-01-01", end="2026-02-01", back="/ui/schedules")
-    assert anyone.said().endswith("is asked for: 31 fires.")
+    assert anyone.said().endswith("was requested: 31 fires.")
 
 
 def test_a_range_with_too_many_fires_is_refused_with_where_to_end(
@@ -631,9 +631,9 @@ def test_a_range_with_too_many_fires_is_refused_with_where_to_end(
 def test_marked_tasks_are_acted_on_together(house: House, anyone: Visitor) -> None:
     anyone.get("/ui/tasks")
     anyone.post("/ui/tasks/cancel-chosen", id=[str(house.tasks["mail"]), str(house.failed["mail"])])
-    assert anyone.said().startswith("1 of 2 tasks are cancelled; 1 could not be")
+    assert anyone.said().startswith("1 of 2 tasks are cancelled; 1 skipped")
     anyone.post("/ui/tasks/cancel-chosen")
-    assert "There is nothing marked" in anyone.said()
+    assert "The selection is empty" in anyone.said()
     with house.engine.connect() as connection:
         connection.exec_driver_sql("DELETE FROM orchestrator.inbox")
 

@@ -76,7 +76,7 @@ def test_open_tasks_are_counted_before_they_are_cancelled(house: House) -> None:
             " VALUES (gen_random_uuid(), 'late', 'mail.out', '', now() + interval '1 minute')"
         )
     visitor.post("/ui/tasks/cancel", queue="mail.out", until=until[1], back="/ui/tasks")
-    assert visitor.said() == "Being cancelled: 1."
+    assert visitor.said() == "Tasks being cancelled: 1."
     assert rows(house, "SELECT kind, target FROM orchestrator.inbox") == [("cancel task", house.tasks["mail"])]
     assert rows(house, "SELECT act, kind, target, detail->>'tasks' FROM orchestrator.audit") == [
         ("cancel", "open tasks", "mail.out", "1")
@@ -89,7 +89,7 @@ def test_nothing_is_cancelled_that_nobody_named_or_that_is_of_others(house: Hous
     visitor = Visitor(house.app)
     visitor.get("/ui/tasks")
     visitor.post("/ui/tasks/cancel", back="/ui/tasks")
-    assert "Say which" in visitor.said()
+    assert "Specify at least one filter" in visitor.said()
     visitor.post("/ui/tasks/cancel", status="failed", back="/ui/tasks")
     assert "Expected states of open tasks" in visitor.said()
     assert changes(house) == before
@@ -123,7 +123,7 @@ def test_a_key_is_made_shown_once_and_revoked(house: House) -> None:
     assert shopper.post("/ui/keys", name="more", scope="admin").status_code == 403
     ((id,),) = rows(house, "SELECT id FROM orchestrator.api_keys WHERE name = 'webshop' AND expires_at > now()")
     visitor.post("/ui/keys/revoke", id=id, back="/ui/keys")
-    assert visitor.said() == "The key opens nothing any more."
+    assert visitor.said() == "The key was revoked."
     assert shopper.get("/ui/tasks").status_code == 303
     visitor.post("/ui/keys/revoke", id="nobody", back="/ui/keys")
     assert "There is no key" in visitor.said()
@@ -271,7 +271,7 @@ def test_a_worker_is_drained_after_a_question_by_who_may(house: House) -> None:
     assert page.count("Drain…") == 1, "once for the two processes of a worker, and not for one that cannot be told"
     assert "with all of its 2 processes? It takes nothing more" in page
     visitor.post("/ui/workers/web-1-aa/drain", back="/ui/workers")
-    assert visitor.said() == "Worker web-1 takes nothing more, finishes what it runs, and ends."
+    assert visitor.said() == "Worker web-1 is draining: it takes no more tasks, finishes those it runs, and exits."
     assert rows(house, "SELECT parent::text FROM orchestrator.drains") == [(parent,)]
     with leading(house):
         eventually(lambda: "s-draining" in visitor.get("/ui/workers").text)
@@ -394,7 +394,7 @@ def test_a_task_like_another_keeps_what_is_not_changed(house: House) -> None:
     assert (named["to"], named["password"]) == ("ada", HIDDEN)
     sent = visitor.post(f"/ui/tasks/{id}/again", args="[1, 2]", kwargs=json.dumps(named | {"to": "bob"}))
     new = sent.headers["Location"].rpartition("/")[2]
-    assert visitor.said().startswith("The task is enqueued: this is it")
+    assert visitor.said().startswith("The task was enqueued: this is the new task")
     columns = "payload, queue, priority, options, parent_id"
     [(payload, queue, priority, options, parent)] = rows(
         house, f"SELECT {columns} FROM orchestrator.tasks WHERE id = '{new}'"
@@ -428,7 +428,9 @@ def test_what_json_lacks_is_named_kept_and_not_edited(house: House) -> None:
     before = changes(house)
     answer = visitor.post(f"/ui/tasks/{id}/again", args=json.dumps([typed[0] | {"b": 2}, *typed[1:]]), kwargs="{}")
     assert answer.status_code == 422
-    assert "0 holds what JSON cannot write, such as NaN or bytes. Leave all of it as it is" in unescape(answer.text)
+    assert "0 contains values that JSON cannot represent, such as NaN or bytes. Leave it unchanged" in unescape(
+        answer.text
+    )
     assert changes(house) == before
     sent = visitor.post(f"/ui/tasks/{id}/again", args=json.dumps([*typed[:2], 6]), kwargs="{}")
     new = sent.headers["Location"].rpartition("/")[2]
@@ -471,8 +473,8 @@ def test_a_form_that_does_not_fit_says_what_to_give(house: House) -> None:
     ("path", "heading", "said"),
     [
         ("/ui/runs?attribute=%3Cb%3E", "Runs", "total>=100; found '<b>'"),
-        ("/ui/failures?since=2999-01-01T00:00", "Failures", "Give a time to begin with that is before"),
-        (f"/ui/search?text={5000 * 'x'}", "Search", "Text: give another value, at most 500 characters."),
+        ("/ui/failures?since=2999-01-01T00:00", "Failures", "Choose a start that is before"),
+        (f"/ui/search?text={5000 * 'x'}", "Search", "Text: give a different value, at most 500 characters."),
         ("/ui/tasks?status=odd&queue=mail.out", "Tasks", "odd"),
     ],
 )
@@ -559,20 +561,20 @@ def test_lost_attempts_are_called_lost_and_each_attempt_has_its_error(house: Hou
     ("address", "said"),
     [
         ("tasks?since=yesterday", "From: give a time, such as 2026-01-31T09:30Z."),
-        ("tasks?status=pending&status=odd", "State: 'odd' is none of pending, dispatched, running, success, failed"),
+        ("tasks?status=pending&status=odd", "State: 'odd' is not one of pending, dispatched, running, success, failed"),
         ("tasks?run=12", "Run: give an id, such as 0199"),
-        ("tasks?cursor=12", "This page of the list is not known: begin with the first one."),
+        ("tasks?cursor=12", "This page of the list does not exist: go to the first page."),
         ("tasks?colour=red", "This page has no filter colour. It has: status, queue, name"),
         ("tasks?since=2026-02-01T00:00Z&until=2026-01-01T00:00Z", "From 2026-02-01 00:00 is later than To 2026-01-01"),
         ("runs?since=2026-02-01T00:00Z&until=2026-01-01T00:00Z", "From 2026-02-01 00:00 is later than To 2026-01-01"),
-        ("tasks?name=a%00b", "A text contains a NUL character, which cannot be stored or looked for: remove it."),
-        ("tasks/{task}/log?after=x", "After: this is not a value that the page's own links have. Leave it out."),
-        ("runs?sort=size", "Sort: 'size' is none of -ended"),
+        ("tasks?name=a%00b", "A string contains a NUL character, which cannot be stored or searched for: remove it."),
+        ("tasks/{task}/log?after=x", "After: invalid value. Remove it."),
+        ("runs?sort=size", "Sort: 'size' is not one of -ended"),
         ("runs?version=x", "Version: give a whole number"),
-        ("failures?within=3h", "Within: '3h' is none of 15m, 1h, 24h, 7d."),
-        ("failures?sort=size", "Sort: 'size' is none of -first, -last"),
+        ("failures?within=3h", "Within: '3h' is not one of 15m, 1h, 24h, 7d."),
+        ("failures?sort=size", "Sort: 'size' is not one of -first, -last"),
         ("tasks/retry?since=z", "From: give a time, such as"),
-        ("tasks/12", "'12' is no id: expected one such as 0199b2f4-"),
+        ("tasks/12", "'12' is not a valid id: expected one such as 0199b2f4-"),
     ],
 )
 def test_a_bad_address_is_explained_in_the_words_of_the_page(house: House, address: str, said: str) -> None:
@@ -659,7 +661,7 @@ def test_a_task_like_another_needs_a_key_for_both(house: House) -> None:
 @pytest.mark.parametrize(
     ("bounds", "status", "why"),
     [
-        ({"tasks": "t.b"}, 403, "the key is for tasks whose names begin with 't.b'"),
+        ({"tasks": "t.b"}, 403, "the key is limited to tasks whose names begin with 't.b'"),
         ({"quotas": Quotas(priority=2)}, 403, "quota priority"),
         ({"quotas": Quotas(open_tasks=0)}, 429, "quota open_tasks"),
         ({"quotas": Quotas(queues=0)}, 429, "quota queues"),
@@ -748,7 +750,7 @@ def test_failed_and_stuck_runs_are_retried_and_no_others(house: House) -> None:
         assert "No run that is open" not in visitor.get("/ui/runs/cancel?workflow=nightly&status=running").text
         assert "No run that is open fits" in visitor.get("/ui/runs/cancel?workflow=nightly&status=failed").text
         visitor.post("/ui/runs/retry-chosen", id=[str(id) for id in made.values()], back="/ui/runs")
-        assert "2 of 4 runs are being retried; 2 could not be" in visitor.said()
+        assert "2 of 4 runs are being retried; 2 skipped" in visitor.said()
         asked = rows(house, "SELECT target FROM orchestrator.inbox WHERE kind = 'retry run'")
         assert {target for (target,) in asked} == {made["failed"], made["stuck"]}
     finally:
@@ -787,7 +789,7 @@ def test_ended_runs_are_counted_before_they_are_deleted(house: House) -> None:
         assert "Delete…" not in visitor.get(f"/ui/runs/{made['child']}").text
         assert "Delete…" in visitor.get(f"/ui/runs/{made['good']}").text
         visitor.post("/ui/runs/delete-chosen", id=[str(id) for id in made.values()], back="/ui/runs")
-        assert "2 of 4 runs are being deleted; 2 could not be" in visitor.said()
+        assert "2 of 4 runs are being deleted; 2 skipped" in visitor.said()
         asked = {run for (run,) in rows(house, "SELECT run_id FROM orchestrator.deletions")}
         assert asked == {made["failed"], made["good"]}
         written = rows(house, "SELECT act, kind, target FROM orchestrator.audit")
@@ -850,7 +852,7 @@ def test_marked_tasks_are_acted_on_by_a_few_statements(house: House) -> None:
     try:
         chosen = [str(id) for ids in made.values() for id in ids]
         visitor.post("/ui/tasks/retry-chosen", id=chosen, back="/ui/tasks")
-        assert visitor.said().startswith("171 of 182 tasks are retried; 11 could not be"), "of one key, one is"
+        assert visitor.said().startswith("171 of 182 tasks are retried; 11 skipped"), "of one key, one is"
         assert len(sent) < 100, sent
         asked = {target for (target,) in rows(house, "SELECT target FROM orchestrator.inbox WHERE kind = 'retry task'")}
         assert len(asked & {*made["keyed"]}) == 1
@@ -859,7 +861,7 @@ def test_marked_tasks_are_acted_on_by_a_few_statements(house: House) -> None:
         sent.clear()
         opened = [str(id) for (id,) in rows(house, "SELECT id FROM orchestrator.tasks WHERE queue = 'marked'")]
         visitor.post("/ui/tasks/cancel-chosen", id=[*opened, chosen[0]], back="/ui/tasks")
-        assert visitor.said().startswith("150 of 151 tasks are cancelled; 1 could not be")
+        assert visitor.said().startswith("150 of 151 tasks are cancelled; 1 skipped")
         assert len(sent) < 20, sent
         assert rows(house, "SELECT count(*) FROM orchestrator.inbox WHERE kind = 'cancel task'") == [(150,)]
         assert rows(house, "SELECT count(*) FROM orchestrator.audit WHERE act = 'cancel' AND kind = 'task'") == [(150,)]
@@ -1308,7 +1310,7 @@ def test_charts_mark_starts_of_workers_and_changes_of_the_leader(house: House) -
         visitor.post("/ui/queues/mail.out/resume")
         page = visitor.get("/ui").text
         marks = re.findall(r'<g class="mark (\w+)"><title[^>]*>[^<]* UTC: ([^<]*)</title>', page)
-        assert marks == [("release", "release 2026.2 came"), ("leader", "another scheduler leads, in term 2")]
+        assert marks == [("release", "release 2026.2 deployed"), ("leader", "another scheduler leads, in term 2")]
         legend = re.findall(r'<i class="mark (\w+)"></i>([^<]*), <time', page)
         assert legend == marks, "each line is named, and looks like itself"
         assert ">28 cancelled<" in visitor.get("/ui/queues/mail.out").text

@@ -126,7 +126,7 @@ def test_an_approval_is_decided_once_with_a_reason_that_the_audit_has(house: Hou
     visitor = Visitor(house.app)
     visitor.get("/ui/approvals")
     visitor.post(f"/ui/runs/{run}/approve", node="ask", why="within the budget", back="/ui/approvals")
-    assert visitor.said().startswith("Approved, which is stored: no scheduler leads")
+    assert visitor.said().startswith("Approved, and the decision is stored: no scheduler leads")
     with house.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT kind FROM orchestrator.inbox").scalars().all() == ["flow signal"]
         detail = connection.exec_driver_sql(
@@ -135,16 +135,16 @@ def test_an_approval_is_decided_once_with_a_reason_that_the_audit_has(house: Hou
         assert detail["why"] == "within the budget"
     before = changes(house)
     visitor.post(f"/ui/runs/{run}/reject", node="another", back="/ui/approvals")
-    assert "It is decided already" in visitor.said()
+    assert "It is already decided" in visitor.said()
     assert changes(house) == before
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("", "Give a value, such as true"),
-        (" ", "Give a value"),
-        ('{"ok": tru', "begins as JSON and is none"),
+        ("", "Enter a value, such as true"),
+        (" ", "Enter a value"),
+        ('{"ok": tru', "looks like JSON but is invalid"),
         ("[1", "JSON"),
     ],
 )
@@ -190,7 +190,7 @@ def test_a_form_of_a_promise_that_was_decided_decides_no_other_of_its_name(
         connection.exec_driver_sql("UPDATE orchestrator.promises SET id = gen_random_uuid()")
     before = changes(house)
     visitor.post(f"/ui/runs/{run}/promises/approval%201/{act}", back="/ui/approvals", promise=promise, **form)
-    assert "It is decided already" in visitor.said()
+    assert "It is already decided" in visitor.said()
     assert changes(house) == before
 
 
@@ -345,7 +345,7 @@ def test_a_flow_is_drawn_with_its_versions(house: House) -> None:
     assert visitor.get("/ui/workflows/mail-asks").headers["Location"] == "/ui/flows/mail-asks"
     assert visitor.get("/ui/flows/mail-asks?version=77").status_code == 404
     visitor.post("/ui/flows/mail-asks/runs", params='{"amount": 1}')
-    assert visitor.said() == "The run is started: this is it."
+    assert visitor.said() == "The run was started: this is the new run."
 
 
 def test_a_flow_with_circles_is_drawn() -> None:

@@ -57,7 +57,7 @@ def test_a_second_retry_from_an_old_page_is_refused(system: System) -> None:
     assert "its retry is requested; it was retried by " in bob.said(), "at the same moment"
     assert len(fail(system, worker)) == 1
     bob.post(f"{path}/retry", **seen)
-    assert "it is failed in attempt 2 by now; it was retried by " in bob.said()
+    assert "it is now failed in attempt 2; it was retried by " in bob.said()
     assert fail(system, worker) == []
     bob.post(f"{path}/retry", **form(bob.get(path).text, f"{path}/retry"))
     assert len(fail(system, worker)) == 1, "who has looked again may"
@@ -86,9 +86,9 @@ def test_a_cancel_of_a_task_that_was_opened_again_is_refused(system: System) -> 
     (running,) = worker.take()
     worker.start(running)
     bob.post(f"{path}/cancel", **waiting)
-    assert "in attempt 2 by now; it was retried by " in bob.said()
+    assert "in attempt 2; it was retried by " in bob.said()
     bob.post("/ui/tasks/cancel-chosen", id=f"{task.id}@{waiting['attempt']}")
-    assert bob.said().startswith("0 of 1 tasks are cancelled; 1 could not be")
+    assert bob.said().startswith("0 of 1 tasks are cancelled; 1 skipped")
     bob.post(f"{path}/cancel", **form(bob.get(path).text, f"{path}/cancel"))
     assert bob.said() == "The task is being cancelled."
 
@@ -106,7 +106,7 @@ def test_marked_tasks_that_failed_again_are_left(system: System) -> None:
     assert ada.said() == "3 of 3 tasks are retried."
     assert len(fail(system, worker)) == 3
     bob.post("/ui/tasks/retry-chosen", id=marked)
-    assert bob.said().startswith("0 of 3 tasks are retried; 3 could not be")
+    assert bob.said().startswith("0 of 3 tasks are retried; 3 skipped")
     assert fail(system, worker) == []
     system.job.enqueue(5)
     assert 'data-may="cancel"' in bob.get("/ui/tasks?status=pending").text
@@ -121,10 +121,10 @@ def test_a_group_that_failed_again_is_retried_once(system: System) -> None:
     ada, bob = operator(system), operator(system)
     counted = [form(one.get("/ui/tasks/retry?name=job").text, "/ui/tasks/retry") for one in (ada, bob)]
     ada.post("/ui/tasks/retry", **counted[0])
-    assert ada.said() == "Retried: 3."
+    assert ada.said() == "Tasks being retried: 3."
     assert len(fail(system, worker)) == 3
     bob.post("/ui/tasks/retry", **counted[1])
-    assert "None of these tasks is failed any more" in bob.said()
+    assert "These tasks are no longer failed" in bob.said()
     assert fail(system, worker) == []
 
 
@@ -134,10 +134,10 @@ def test_a_second_cancel_of_counted_tasks_says_that_none_is_open(system: System)
     ada, bob = operator(system), operator(system)
     counted = [form(one.get("/ui/tasks/cancel?name=job").text, "/ui/tasks/cancel") for one in (ada, bob)]
     ada.post("/ui/tasks/cancel", **counted[0])
-    assert ada.said() == "Being cancelled: 1."
+    assert ada.said() == "Tasks being cancelled: 1."
     system.pass_seconds()
     bob.post("/ui/tasks/cancel", **counted[1])
-    assert "None of these tasks is open any more: they have ended, or somebody else cancelled them." in bob.said()
+    assert "These tasks are no longer open: they have ended, or another user cancelled them." in bob.said()
 
 
 def test_what_failed_in_one_run_is_retried_from_its_list(system: System) -> None:
@@ -149,7 +149,7 @@ def test_what_failed_in_one_run_is_retried_from_its_list(system: System) -> None
     page = ada.get(f"/ui/tasks?status=failed&run={runs[0].id}").text
     (path,) = re.findall(r'href="(/ui/tasks/retry\?run=[^"]*)">Retry all failed…', page)
     ada.post("/ui/tasks/retry", **form(ada.get(path.replace("&amp;", "&")).text, "/ui/tasks/retry"))
-    assert ada.said() == "Retried: 1."
+    assert ada.said() == "Tasks being retried: 1."
     assert len(fail(system, worker)) == 1
     assert [run.progress().status for run in runs] == ["failed", "failed"]
     assert "/ui/tasks/retry?release=r2" in ada.get("/ui/tasks?status=failed&release=r2").text
@@ -164,7 +164,7 @@ def test_a_second_retry_with_changes_is_refused_with_what_was_enqueued(system: S
     seen = form(bob.get(path).text, path)
     assert ada.post(path, **seen | {"args": "[2]", "kwargs": "{}"}).status_code == 303
     refused = bob.post(path, **seen | {"args": "[3]", "kwargs": "{}"})
-    assert (refused.status_code, "A task like it was enqueued by " in refused.text) == (409, True)
+    assert (refused.status_code, "The same task was enqueued by " in refused.text) == (409, True)
     assert "[3]" in refused.text, "what was typed stays"
     assert bob.post(path, **form(refused.text, path) | {"args": "[3]", "kwargs": "{}"}).status_code == 303
 
@@ -179,13 +179,13 @@ def test_a_second_retry_of_a_run_is_refused(system: System) -> None:
     seen = form(bob.get(path).text, f"{path}/retry")
     (marked,) = re.findall(r'name="id" value="([^"]*)" data-may="retry delete"', bob.get("/ui/runs").text)
     ada.post(f"{path}/retry", **seen)
-    assert ada.said() == "What failed in the run is retried."
+    assert ada.said() == "Retrying the failed tasks of the run."
     system.pass_seconds()
     bob.post(f"{path}/retry", **seen)
-    assert "it is running by now; it was retried by " in bob.said()
+    assert "it is now running; it was retried by " in bob.said()
     assert len(fail(system, worker)) == 1
     bob.post(f"{path}/retry", **seen)
-    assert "it is failed by now; it was retried by " in bob.said()
+    assert "it is now failed; it was retried by " in bob.said()
     bob.post("/ui/runs/retry-chosen", id=marked)
     assert bob.said().startswith("0 of 1 runs are being retried")
     assert fail(system, worker) == []

@@ -99,7 +99,7 @@ def test_a_form_of_a_session_that_has_ended_leads_to_the_log_in(app: Starlette, 
     assert answer.status_code == 303
     assert answer.headers["Location"] == "/ui/login?to=%2Fui%2Fqueues%2Fmail%3Fx%3D1"
     page = visitor.get(answer.headers["Location"]).text
-    assert "Nothing was done" in page
+    assert "Nothing was changed" in page
     assert 'value="/ui/queues/mail?x=1"' in page
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.queues WHERE paused").scalar() == 0

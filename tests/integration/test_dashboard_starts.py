@@ -103,7 +103,7 @@ def test_a_second_start_from_an_old_page_is_asked_about(system: System, worker: 
     assert "tarted" in ada.said()
     refused = bob.post(action, **seen[1])
     said = unescape(refused.text) if refused.status_code == 409 else bob.said()
-    assert re.search(r"A run like it was started by .+ at .+, after this page was made\. Start one more\?", said)
+    assert re.search(r"The same run was started by .+ at .+, after this page was loaded\. Start another one\?", said)
     assert count(system) == 2, "the first one, and that of one operator"
     bob.post(action, **form(bob.get(page).text, action))
     assert count(system) == 3, "who has looked again may"

@@ -152,7 +152,7 @@ def test_work_is_leased_completed_and_durable_before_that_is_said(settings: Sett
         assert (answer.status_code, answer.json()) == (200, {"ok": "1"})
         assert (await client.complete(found, result={"sum": 3})).status_code == 200, "the same again changes nothing"
         other = await client.complete(found, result={"sum": 4})
-        assert (other.status_code, "another result" in other.json()["detail"]) == (409, True)
+        assert (other.status_code, "different result" in other.json()["detail"]) == (409, True)
         late = await client.beat(found)
         assert (late.status_code, "has ended" in late.json()["detail"]) == (409, True)
 
@@ -225,7 +225,7 @@ def test_a_lease_that_is_lost_goes_to_the_next_and_late_words_are_refused(
         assert (second["request_id"], second["attempt"]) == ("e-1", 2)
         assert second["queue_id"] != first["queue_id"]
         for late in (await client.beat(first), await client.complete(first, result=1)):
-            assert (late.status_code, "somebody else" in late.json()["detail"]) == (409, True)
+            assert (late.status_code, "another worker" in late.json()["detail"]) == (409, True)
         completing = asyncio.create_task(client.complete(second, result=2))
         assert await watching == Finished(2)
         await executor.release(execution(), "e-1")
@@ -384,7 +384,7 @@ def test_a_completion_that_nobody_applies_is_to_be_sent_again(
         watching = await watched(executor, work)
         found = await client.poll()
         kept = await client.complete(found, result=1)
-        assert (kept.status_code, "send it again" in kept.json()["detail"]) == (503, True)
+        assert (kept.status_code, "retry the request" in kept.json()["detail"]) == (503, True)
         assert await watching == Finished(1)
         await executor.release(work, "e-1")
         assert (await client.complete(found, result=1)).status_code == 200

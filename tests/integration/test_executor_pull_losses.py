@@ -67,7 +67,7 @@ def test_what_redis_has_lost_stays_with_its_holder(
         happens(redis)
         assert await client.poll(wait=0) is None, "nobody else gets it"
         unknown = await client.beat(work)
-        assert (unknown.status_code, "send it again" in unknown.json()["detail"]) == (503, True), unknown.text
+        assert (unknown.status_code, "retry the request" in unknown.json()["detail"]) == (503, True), unknown.text
         assert unknown.headers["Retry-After"]
         completing = asyncio.create_task(client.complete(work, result=1))  # which waits until it is known again
         begin(redis, "1-2-b")
@@ -106,7 +106,7 @@ def test_a_heartbeat_takes_its_lease_over_when_redis_was_emptied(
             while (await client.beat(work)).status_code != 200:
                 await asyncio.sleep(0.05)
         late = await client.beat({"queue_id": "e-1~0000000000000000"})
-        assert (late.status_code, "somebody else" in late.json()["detail"]) == (409, True)
+        assert (late.status_code, "another worker" in late.json()["detail"]) == (409, True)
         await fall_silent(executor, redis)
         assert (await watching).kind == "LeaseLost", "it counts like any other"
 
@@ -132,9 +132,9 @@ def test_what_redis_does_not_know_is_refused_by_what_postgres_knows(
         token = "0" * 16
         for name, status, said in (
             (NAME, 503, "offered again"),
-            (f"{NAME}2", 409, "this try of its task has failed"),
-            (f"task-{UUID(int=8)}-1", 404, "Nothing is known"),
-            ("e-1", 404, "Nothing is known"),
+            (f"{NAME}2", 409, "this attempt of its task failed"),
+            (f"task-{UUID(int=8)}-1", 404, "There is no work item"),
+            ("e-1", 404, "There is no work item"),
         ):
             answer = await client.beat({"queue_id": f"{name}~{token}"})
             assert (answer.status_code, said in answer.json()["detail"]) == (status, True), answer.text

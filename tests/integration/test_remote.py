@@ -414,7 +414,7 @@ def test_each_error_of_the_way_there_names_the_setting_and_what_to_do(engine: En
     with client("http://127.0.0.1:1") as (_, double), pytest.raises(Unavailable) as away:
         double.enqueue(2)
     assert "setting api_key is not set" in str(none.value)
-    assert f"refuses setting api_key: The key {small.id} opens nothing" in str(wrong.value)
+    assert f"refuses setting api_key: The key {small.id} is not valid" in str(wrong.value)
     assert f"needs the scope enqueue, and key {small.id} (test) has read" in str(less.value)
     for error in (none, wrong, less):
         assert "ORCHESTRATOR_API_KEY" in str(error.value)

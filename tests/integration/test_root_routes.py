@@ -59,7 +59,7 @@ def test_a_workflow_in_yaml_and_from_the_tasks_of_its_run_to_their_logs(stage: S
         assert http.get(f"/runs/{run}/tasks/{one['step']}/logs", params=query).json()["lines"] == []
     missing = http.get(f"/runs/{run}/tasks/report/logs")
     assert missing.status_code == 404
-    assert f"It has 'report', but no task of it: it is skipped ({report['reason']})." in missing.json()["detail"]
+    assert f"step 'report' has no task: it is skipped ({report['reason']})." in missing.json()["detail"]
 
 
 def test_the_tasks_of_a_flow_say_at_which_node_they_are(stage: Stage, http: httpx.Client) -> None:

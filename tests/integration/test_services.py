@@ -105,7 +105,7 @@ def test_who_is_silent_for_the_ttl_is_neither_listed_nor_asked(http: httpx.Clien
     assert listed(http, service="sum") == []
     assert listed(http, service="sum", ttl=60) == ["a"]
     answer = http.get("/workers/allocate", params={"service": "sum"})
-    assert (answer.status_code, "Nobody offers" in answer.json()["detail"]) == (404, True)
+    assert (answer.status_code, "No live worker offers" in answer.json()["detail"]) == (404, True)
     assert beat(http, "a", 3).status_code == 200
     found = http.get("/workers/allocate", params={"service": "sum"}).json()
     assert (found["id"], found["load"]) == ("a", 3.0)

@@ -159,6 +159,6 @@ def test_the_line_of_a_release_stands_in_the_bar_of_its_minute(system: System) -
         page = Visitor(create_app(system.settings)).get(path).text
         begins.append(datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=59))
         (chart,) = re.findall(r'(<svg class="bars[^"]*" viewBox="0 0 60 .*?</svg>)', page, re.DOTALL)[:1]
-        (x,) = re.findall(r'release 7 came</title><line x1="([\d.]+)"', chart)
+        (x,) = re.findall(r'release 7 deployed</title><line x1="([\d.]+)"', chart)
         places = [(at - begin).total_seconds() / 60 for begin in begins]
         assert float(x) in [place // 1 for place in places], (path, x, places)

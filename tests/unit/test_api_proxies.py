@@ -103,7 +103,7 @@ def test_the_last_address_that_is_not_ours_is_where_it_comes_from() -> None:
     ("wrong", "said"),
     [
         (Settings(api_proxies="proxy.corp"), "api_proxies: expected addresses"),
-        (Settings(api_user_header="X-User"), "expected api_proxies too"),
+        (Settings(api_user_header="X-User"), "api_user_header requires api_proxies"),
         (Settings(api_user_scope="root"), "api_user_scope: expected one of read"),
         (Settings(api_group_scopes="ops"), "api_group_scopes: expected one of read"),
     ],

@@ -62,7 +62,9 @@ def check_times(query: msgspec.Struct) -> None:
     """Reject a query whose `since` is after its `until`."""
     span, since, until = (getattr(query, name) for name in ("span", "since", "until"))
     if not span and since and until and since > until:
-        raise ValueError(f"From {since:%Y-%m-%d %H:%M} is later than To {until:%Y-%m-%d %H:%M}: give an earlier From.")
+        raise ValueError(
+            f"From {since:%Y-%m-%d %H:%M} is later than To {until:%Y-%m-%d %H:%M}: choose an earlier From."
+        )
 
 
 def active_filters(query: msgspec.Struct) -> dict[str, Any]:

@@ -11,7 +11,12 @@ from msgspec import inspect
 from orchestrator.api.problems import Problem
 
 _EXPECTED = re.compile(r"Expected `(\w+)( \| null)?`(?: of length)?(?: (>=|<=) (\S+?))?(?:, got .*)?")
-_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "array": "as many values as fit"}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a different number of values",
+}
 _BOUNDS = {">=": "at least", "<=": "at most"}
 _LABELS = {"status": "State", "since": "From", "until": "To", "span": "Time", "cursor": "Page", "run": "Run"}
 """The labels of filter fields, where they differ from the name."""
@@ -38,17 +43,17 @@ def _describe(pointer: str, detail: str, struct: type[msgspec.Struct] | None) ->
         filters = ", ".join(field for field in fields if field not in ("cursor", "limit"))
         return f"This page has no filter {name}. It has: {filters}." if filters else f"This page has no filter {name}."
     if "matching regex" in detail:
-        return f"{label}: this is not a value that the page's own links have. Leave it out."
+        return f"{label}: invalid value. Remove it."
     if name == "cursor":
-        return "This page of the list is not known: begin with the first one."
+        return "This page of the list does not exist: go to the first page."
     if choices := _choices(fields.get(name)) if "Invalid enum value" in detail else []:
         value = detail.removeprefix("Invalid enum value ")
-        return f"{label}: {value} is none of {', '.join(choices)}."
+        return f"{label}: {value} is not one of {', '.join(choices)}."
     if example := next((text for start, text in _GIVE.items() if detail.startswith(start)), ""):
         return f"{label}: give {example}."
     if match := _EXPECTED.fullmatch(detail):
         kind, or_none, bound, limit = match.groups()
-        text = f"give {_KINDS.get(kind, 'another value')}"
+        text = f"give {_KINDS.get(kind, 'a different value')}"
         unit = "" if kind != "str" else " character" if limit == "1" else " characters"
         text += f", {_BOUNDS[bound]} {limit}{unit}" if bound else ""
         return f"{label}: {text}{', or leave it empty' if or_none else ''}."

@@ -39,22 +39,24 @@ def _action(name: str, message: str, needs: str = "") -> Action:
 
 
 ACTIONS: tuple[Action, ...] = (
-    _action("pause_queue", "The queue is paused: what is with the workers goes on."),
-    _action("resume_queue", "The queue goes on."),
+    _action("pause_queue", "The queue is paused. Tasks that workers already have continue."),
+    _action("resume_queue", "The queue is resumed."),
     _action("limit_queue", "The limits are set."),
-    _action("purge_queue", "What waits in the queue is being cancelled."),
-    _action("drain_worker", "Worker {answer.worker} takes nothing more, finishes what it runs, and ends."),
+    _action("purge_queue", "The waiting tasks of the queue are being cancelled."),
+    _action(
+        "drain_worker", "Worker {answer.worker} is draining: it takes no more tasks, finishes those it runs, and exits."
+    ),
     _action("cancel_run", "The run is being cancelled."),
     _action("signal", "The signal is sent."),
     _action("query_run", ""),
     _action("update_run", ""),
-    _action("terminate", "The run is being ended, without asking its code."),
-    _action("reset", "The run is repeated up to there: this is the new one."),
+    _action("terminate", "The run is being terminated, without running its code."),
+    _action("reset", "The run was reset: this is the new run."),
     _action("signal_flow", "The signal is sent.", needs="value"),
-    _action("pause_schedule", "The schedule fires no more until it is resumed."),
-    _action("resume_schedule", "The schedule fires again."),
-    _action("backfill", "Backfill {answer.id} is asked for: {answer.total:,} fires."),
-    _action("cancel_backfill", "The backfill is given up."),
+    _action("pause_schedule", "The schedule is paused."),
+    _action("resume_schedule", "The schedule is resumed."),
+    _action("backfill", "Backfill {answer.id} was requested: {answer.total:,} fires."),
+    _action("cancel_backfill", "The backfill was cancelled."),
 )
 _LIVE = [
     dataclasses.replace(one, path=one.path.replace("/api/v1", "/ui/live", 1), tag="dashboard") for one in live.routes

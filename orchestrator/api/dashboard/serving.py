@@ -61,7 +61,9 @@ _TIME_WITHOUT_SECONDS = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d)Z?$")
 """A time as a browser's time field sends it."""
 _AWAITS_HEADER = "orchestrator-awaits"
 """A header of pages that reload until a requested action is done."""
-_NOT_DONE = Notice("Nothing was done: you are not logged in, or no longer. Log in, and do it once more.", is_error=True)
+_NOT_DONE = Notice(
+    "Nothing was changed: you are not logged in, or your session has expired. Log in and try again.", is_error=True
+)
 
 
 class PagePath(ServedPath):
@@ -317,7 +319,7 @@ def _decode(data: bytes) -> dict[str, list[str]]:
     try:
         pairs = parse_qsl(data.decode(), keep_blank_values=True, max_num_fields=2_000)
     except ValueError as error:
-        raise refused(400, "The form cannot be read", f"It is no form of a page: {error}") from error
+        raise refused(400, "The form cannot be read", f"It is not a valid form: {error}") from error
     for name, value in pairs:
         found.setdefault(name, []).append(value.replace("\r\n", "\n"))
     return found
@@ -333,7 +335,7 @@ def _parse_body(endpoint: Endpoint, form: dict[str, list[str]]) -> dict[str, Any
         if not texts:
             if isinstance(endpoint, Action) and field.encode_name == endpoint.needs:
                 name = field.encode_name
-                raise refused(422, "The form is not complete", f"Give a {name}, such as true; null is a {name}, too.")
+                raise refused(422, "The form is incomplete", f"Enter a {name}, such as true; null is a {name}, too.")
             continue
         kind = get_origin(field.type) or field.type
         if kind is Annotated:
@@ -359,5 +361,7 @@ def _json_or_text(name: str, text: str) -> Any:
     except msgspec.DecodeError as error:
         if text.lstrip()[0] not in '{["':
             return text
-        detail = f"The {name} begins as JSON and is none: {error}. Mend it, or give a text that begins otherwise."
+        detail = (
+            f"The {name} looks like JSON but is invalid: {error}. Correct it, or start it with a different character."
+        )
         raise refused(422, "The form cannot be read", detail) from error

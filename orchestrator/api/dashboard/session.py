@@ -66,8 +66,8 @@ class Session:
         origin = headers.get("origin")
         is_foreign = site not in ("same-origin", "none") if site else _is_foreign(origin, headers.get("host", ""))
         if is_foreign or not self._has_token or not self.is_valid_token(token):
-            detail = "It did not come from a page of this dashboard, or that page is too old. Go back, load it again."
-            raise refused(403, "The form cannot be taken", detail)
+            detail = "It did not come from a page of this dashboard, or the page is too old. Reload it and try again."
+            raise refused(403, "The form was rejected", detail)
 
     def is_valid_token(self, token: str) -> bool:
         return compare_digest(token.encode(), self.token.encode())
@@ -178,7 +178,7 @@ def _decode_notice(cookie: str | None) -> Notice | None:
 def begin_session(api: Api, key: str, actor: Actor, previous: Ticket | None) -> Ticket:
     """Start a session for the id of a key, and end the browser's previous session."""
     ticket = Ticket(secrets.token_urlsafe(32))
-    with api.backend.connections.writing("the session was begun", transaction=True) as connection:
+    with api.backend.connections.writing("the session was started", transaction=True) as connection:
         if previous is not None:
             sessions.end(connection, previous)
         sessions.add(connection, ticket, key, api.settings.session_lifetime)

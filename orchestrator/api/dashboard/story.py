@@ -63,31 +63,31 @@ def _sentence(event: Mapping[str, Any], names: Mapping[str, str]) -> Sentence:
 
 
 _TEXTS = {
-    "run_started": "The run began with version {version} of {workflow}.",
-    "task_scheduled": "It asked for the task {quoted}.",
-    "timer_started": "It went to sleep for {seconds}{named}.",
-    "timer_fired": "It woke up{named}.",
-    "promise_created": "It waits for somebody to resolve {quoted}.",
-    "promise_resolved": "Somebody resolved {quoted}.",
-    "promise_rejected": "Somebody rejected {quoted}.",
+    "run_started": "The run started with version {version} of {workflow}.",
+    "task_scheduled": "It scheduled the task {quoted}.",
+    "timer_started": "It started a timer of {seconds}{named}.",
+    "timer_fired": "The timer fired{named}.",
+    "promise_created": "It created the promise {quoted}.",
+    "promise_resolved": "The promise {quoted} was resolved.",
+    "promise_rejected": "The promise {quoted} was rejected.",
     "child_started": "It started the workflow {quoted}.",
-    "signal_received": "The signal “{name}” came.",
+    "signal_received": "It received the signal “{name}”.",
     "signal_sent": "It sent the signal “{name}”.",
-    "update_requested": "It was asked for the update “{name}”.",
+    "update_requested": "It received the update “{name}”.",
     "update_answered": "It answered the update.",
     "state_set": "It set “{key}”.",
     "state_cleared": "It cleared “{key}”.",
-    "operation_recorded": "It did “{name}” and noted what came of it.",
-    "patch_recorded": "It took the new branch of “{name}”.",
+    "operation_recorded": "It ran “{name}” and recorded the result.",
+    "patch_recorded": "It took the patched branch of “{name}”.",
     "run_reset": "It repeats another run up to event {to}{because}",
     "run_completed": "The run returned.",
     "run_failed": "The run failed.",
     "run_cancelled": "The run was cancelled.",
-    "run_continued": "It goes on in a new run.",
-    "run_cancel_requested": "Somebody asked it to cancel itself.",
-    "reopened": "What was open is asked for again: {what}.",
+    "run_continued": "It continued as a new run.",
+    "run_cancel_requested": "Its cancellation was requested.",
+    "reopened": "Open items were requested again: {what}.",
 }
-_VERBS = {"completed": "returned", "failed": "failed", "cancelled": "was cancelled", "requested": "is asked to stop"}
+_VERBS = {"completed": "returned", "failed": "failed", "cancelled": "was cancelled", "requested": "was asked to stop"}
 
 
 def _text(kind: str, event: Mapping[str, Any], name: str) -> str:

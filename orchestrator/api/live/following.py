@@ -69,7 +69,7 @@ class Following:
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         redis = connect(self._url)
-        outage = Outage(log, "Redis", "listeners hear nothing")
+        outage = Outage(log, "Redis", "live updates are paused")
         try:
             while not self._is_closed and not loop.is_closed():
                 self._is_needed.wait()

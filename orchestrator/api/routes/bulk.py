@@ -57,7 +57,7 @@ def cancel_tasks(api: Api, body: Cancel, key_scope: KeyScope) -> Cancelled:
     """Cancel up to ten thousand open tasks: of a queue, a name, a run or a state."""
     task_filter = build_from(OpenFilter, body)
     if (body.statuses, body.queue, body.name, body.run) == ((), None, None, None):
-        raise invalid("Say which: status, queue, name or run.")
+        raise invalid("Specify at least one filter: status, queue, name or run.")
     groups = open_tasks(api, task_filter, key_scope)
     count, is_requested = sum(group.tasks for group in groups), not body.dry_run and bool(groups)
     if is_requested:
@@ -105,7 +105,7 @@ def retry_failed(api: Api, body: Redrive, key_scope: KeyScope) -> Redriven:
     """Retry failed tasks in bulk: of a queue, a name, an error, a release, a run or a time."""
     task_filter = build_from(FailedFilter, body)
     if task_filter == FailedFilter():
-        raise invalid("Say which: queue, name, error, kind, release, run, since or until.")
+        raise invalid("Specify at least one filter: queue, name, error, kind, release, run, since or until.")
     groups = api.backend.tasks.preview_retry(task_filter, key_scope.queues)
     is_requested = not body.dry_run and bool(groups)
     if is_requested:

@@ -61,7 +61,7 @@ def wait_for_ends(api: Api, body: Waiting) -> Steps[Ends]:
     )
     finders: dict[bytes, Find] = {identifier: find for ids, find in kinds for identifier in ids}
     if len(finders) < sum(len({*ids}) for ids, _ in kinds):
-        raise invalid("An id is given twice, as that of different things.")
+        raise invalid("An id occurs in more than one of the lists tasks, runs and code.")
     ended: list[End] = []
     stream = api.backend.waiting.each(list(finders), _by_kind(finders), TimeLimit(body.timeout))
     has_lingered = len(finders) <= _MAX_IMMEDIATE
@@ -106,7 +106,7 @@ def _checked_call(call: Declared) -> Callable[[Api, KeyScope, dict[str, Any]], A
         try:
             result = getattr(getattr(api.backend, call.part), call.name)(**arguments)
         except msgspec.MsgspecError as error:
-            raise OrchestratorError(f"What is stored cannot be read by this release: {error}.") from error
+            raise OrchestratorError(f"This release cannot read the stored data: {error}.") from error
         return visible_part(rules, key_scope, result) if key_scope.is_bound else result
 
     return call_backend

@@ -99,7 +99,9 @@ def _settled(name: str, answer: Steps[bytes], outcome: str) -> Steps[Settled]:
     if waits is None:
         return Settled(True, [], f"the code waited for {name!r}, and {outcome}")
     others = f"; it waits for {', '.join(map(repr, waits))}" if waits else ""
-    return Settled(False, list(waits), f"the code does not wait for {name!r}{others}: this is kept in case it will")
+    return Settled(
+        False, list(waits), f"the code does not wait for {name!r}{others}: the decision is kept in case it does later"
+    )
 
 
 def _is_unsettled(answer: Settled) -> bool:
@@ -159,14 +161,14 @@ def resolve(api: Api, id: UUID, name: str, body: Resolution) -> Steps[Settled]:
     """
     data = encode_value(body.value, f"Promise {name!r}", api.settings.max_payload)
     answer = api.backend.code.resolve(id.bytes, name, data, body.why)
-    return (yield from _settled(name, answer, "goes on"))
+    return (yield from _settled(name, answer, "continues"))
 
 
 @routes.post("/{id}/promises/{name}/reject", about=RUN, examples=[{"reason": "out of stock"}], is_pending=_is_unsettled)
 def reject(api: Api, id: UUID, name: str, body: Rejection) -> Steps[Settled]:
     """Reject the oldest open promise of a name, or the next one if none is open."""
     answer = api.backend.code.reject(id.bytes, name, body.reason, body.why)
-    return (yield from _settled(name, answer, "it is rejected: PromiseRejected is raised there"))
+    return (yield from _settled(name, answer, "receives PromiseRejected"))
 
 
 @routes.post("/{id}/queries/{name}", about=RUN, scope=Scope.READ, examples=[{"args": ["items"]}], max_body=ONE_VALUE)

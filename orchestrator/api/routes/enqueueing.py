@@ -63,7 +63,7 @@ class NewCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Names of arguments, and of fields in arguments and result, that are redacted everywhere; `@0` is the first
     positional argument."""
     headers: dict[str, str] | UnsetType = UNSET
-    """Texts that the task and everything it starts can read: up to 4,096 bytes."""
+    """Strings that the task and everything it starts can read: up to 4,096 bytes."""
 
     def options(self) -> dict[str, Any]:
         given = {name: getattr(self, name) for name in self.__struct_fields__[3:]}
@@ -96,7 +96,7 @@ def new_task(api: Api, call: NewCall, key_scope: KeyScope, key: str | None = Non
     """Build a task from a call; raise the error for the caller if the call is invalid."""
     options = call.options()
     if key is not None and options.setdefault("idempotency_key", key) != key:
-        raise invalid("Idempotency-Key and idempotency_key differ.")
+        raise invalid("The header Idempotency-Key and the option idempotency_key differ: give one of them.")
     task = call_by_name(api.settings, call.name, call.args, call.kwargs, options=options, queue=DEFAULT_QUEUE)
     check_queue(key_scope, task.queue)
     check_task_name(key_scope, task.name)
@@ -169,7 +169,7 @@ def _enqueue_once(api: Api, tasks: list[NewTask], key: str, key_scope: KeyScope)
     Each task's key derives from it, and not from its name, so that other names conflict.
     """
     if len(tasks) > _MAX_KEYED_TASKS:
-        advice = f"found {len(tasks):,}. Send them in parts, each with a key of its own."
+        advice = f"found {len(tasks):,}. Split the request, and give each part its own key."
         raise invalid(f"#/tasks: expected at most {_MAX_KEYED_TASKS:,} with a key; {advice}")
     period = api.settings.idempotency_period
     keyed = []

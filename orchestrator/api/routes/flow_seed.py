@@ -204,7 +204,7 @@ def create_version(api: Api, body: dict[str, Any], key_scope: KeyScope) -> Creat
     version = _integer(_field(body, "version", default=0), "version")
     status = str(_field(body, "status", default="") or "published")
     if status not in ("published", "draft"):
-        raise invalid(f"There is no status {status!r:.60} of a version. Expected published or draft.")
+        raise invalid(f"{status!r:.60} is not a valid status of a version. Expected published or draft.")
     done = api.backend.flows.publish(name, flow, version or None, published=status == "published", rule=DEFAULT)
     return Created(f"{name}@{done.version}")
 
@@ -250,7 +250,7 @@ def list_flow_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> list[Fl
     """List runs of flows, newest first."""
     status = query.status
     if status and status not in _ALL:
-        raise invalid(f"There is no status {status!r:.60}. Expected one of {', '.join(_ALL)}.")
+        raise invalid(f"{status!r:.60} is not a valid status. Expected one of {', '.join(_ALL)}.")
     states: tuple[str, ...] | None = (_STATES.get(status, status),) if status else None
     cancelling = True if status == "canceling" else False if status in ("pending", "running") else None
     if status == "canceling":
@@ -321,20 +321,20 @@ def _mapping(body: Mapping[str, Any], *names: str) -> dict[str, Any]:
         except msgspec.DecodeError as error:
             raise invalid(f"{names[0]} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise invalid(f"{names[0]} is a mapping.")
+        raise invalid(f"{names[0]}: expected a mapping.")
     return found
 
 
 def _integer(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**31 or value != int(value):
-        raise invalid(f"{name} is a whole number; found {value!r:.60}.")
+        raise invalid(f"{name}: expected a whole number, found {value!r:.60}.")
     return int(value)
 
 
 def _parse_version(text: str) -> tuple[str, int]:
     name, _, version = text.rpartition("@")
     if not name or not version.isascii() or not version.isdecimal() or not 0 < int(version[:10]) < 2**31:
-        raise NotFound(f"There is no version {text!r:.100} of a flow: expected something like order@1.")
+        raise NotFound(f"{text!r:.100} is not a version of a flow: expected something like order@1.")
     return name, int(version[:10])
 
 

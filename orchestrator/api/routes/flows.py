@@ -179,7 +179,7 @@ def list_flows(api: Api, key_scope: KeyScope) -> FlowList:
 
 @routes.post("/flows/validate", about=WITHIN, scope=Scope.READ, examples=[{"definition": _EXAMPLE}], is_expensive=True)
 def validate_flow(api: Api, body: FlowDocument, key_scope: KeyScope) -> FlowChecked:
-    """List all mistakes of a flow, without storing it."""
+    """Validate a flow: list all its errors, without storing it."""
     flow = read_flow(api, body, key_scope)
     for name in sorted(named_flows(flow)):
         check_workflow(key_scope, name)

@@ -19,7 +19,7 @@ def task_events(api: Api, id: UUID, query: Listening) -> StreamRequest:
     """Stream the events of a task: its states, progress and logs, and its end.
 
     `snapshot` (as in a list of tasks), `task` when its state changes, `progress`, `log`, and `end`, after which the
-    stream closes. Another `snapshot` comes whenever events may have been missed.
+    stream closes. A new `snapshot` is sent whenever events may have been missed.
     """
     del api
     return StreamRequest(Subject(Kind.TASK, id.bytes), query.seconds)
@@ -30,7 +30,7 @@ def run_events(api: Api, id: UUID, query: Listening) -> StreamRequest:
     """Stream the events of a run: its counters and state, the states of its tasks, and its end.
 
     `snapshot` and `run` (as in a list of runs), `tasks` with those that changed their states, in order, and `end`,
-    after which the stream closes. Another `snapshot` comes whenever events may have been missed.
+    after which the stream closes. A new `snapshot` is sent whenever events may have been missed.
     """
     del api
     return StreamRequest(Subject(Kind.RUN, id.bytes), query.seconds)
@@ -41,7 +41,7 @@ def run_log_events(api: Api, id: UUID, query: Listening) -> StreamRequest:
     """Stream the logs of all tasks of a run.
 
     `snapshot` (as in a list of runs), `log` with each line, the oldest first, with its task and step, and `end`, after
-    which the stream closes. Another `snapshot` comes whenever events may have been missed; log lines continue without a
+    which the stream closes. A new `snapshot` is sent whenever events may have been missed; log lines continue without a
     gap.
     """
     del api
@@ -52,8 +52,8 @@ def run_log_events(api: Api, id: UUID, query: Listening) -> StreamRequest:
 def queue_events(api: Api, name: str, query: Listening) -> StreamRequest:
     """Stream the state changes of all tasks in a queue.
 
-    `snapshot` (as in the list of queues) and `tasks` with those that changed their states, in order. Another `snapshot`
-    comes when a queue is paused, resumed or limited, and whenever events may have been missed.
+    `snapshot` (as in the list of queues) and `tasks` with those that changed their states, in order. A new `snapshot`
+    is sent when a queue is paused, resumed or limited, and whenever events may have been missed.
     """
     del api
     return StreamRequest(Subject(Kind.QUEUE, check_name("queue", name)), query.seconds)
@@ -64,7 +64,7 @@ def system_events(api: Api, query: Listening) -> StreamRequest:
     """Stream the activity of the whole system once a second, and workers that start and stop.
 
     `snapshot` (as `/status`), `activity` with the number of tasks that entered each state, by queue, and of runs, and
-    `workers`. Another `snapshot` comes when a queue is paused, resumed or limited, and whenever events may have been
+    `workers`. A new `snapshot` is sent when a queue is paused, resumed or limited, and whenever events may have been
     missed.
     """
     del api

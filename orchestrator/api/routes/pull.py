@@ -39,7 +39,7 @@ _APPLY_TIMEOUT = 20.0
 """Seconds to wait until a completion is stored in Postgres, before the client must send it again."""
 _UNKNOWN_RETRY = 0.5
 """Seconds before a completion that Redis does not know is retried: a lost offer is renewed soon."""
-_LOST = "Redis has restarted or was emptied, and the work has not been offered again yet"
+_LOST = "Redis has restarted or was emptied, and the work is not offered again yet"
 _OVERHEAD = 4_096
 """Bytes of a completion besides its result."""
 
@@ -106,7 +106,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     queue_id: QueueId
     result: Any = None
     error: str | dict[str, Any] | None = None
-    """The error, if any: a text, or an object with `kind`, `message`, `retryable`, `retry_after` (seconds) and
+    """The error, if any: a string, or an object with `kind`, `message`, `retryable`, `retry_after` (seconds) and
     `detail`."""
     logs: Annotated[list[str], Meta(max_length=1_000)] = []
     """Log lines for the log of the task."""
@@ -141,14 +141,14 @@ def queue_heartbeat(api: Api, body: Beat) -> Ok:
 
 @routes.post("/return", about=WHOLE)
 def return_work(api: Api, body: Return) -> Ok:
-    """Return a work item unfinished: the next poll gets it at once, and it costs neither an attempt nor a lease."""
+    """Return a work item unfinished: the next poll gets it at once. It counts as neither an attempt nor a lease."""
     return _ok_if("returned", api, body.queue_id, api.pull_waiters().pulls.give_back(body.queue_id))
 
 
 def _ok_if(expected: str, api: Api, queue_id: str, state: str) -> Ok:
     if state == "unknown":
         _refuse_unless_open(api, queue_id)
-        raise refused(503, "It is not known yet", f"{_LOST}: go on, and send it again.")
+        raise refused(503, "It is not known yet", f"{_LOST}: continue, and retry the request.")
     if state != expected:
         raise _refusal(state, queue_id)
     return Ok()
@@ -162,9 +162,7 @@ def complete_work(api: Api, body: Completion) -> Steps[Ok]:
     """
     completion = msgspec.json.encode({"result": body.result, "error": body.error or "", "logs": body.logs})
     if len(completion) > api.settings.max_payload + _OVERHEAD:
-        detail = (
-            f"A result has at most {api.settings.max_payload:,} bytes (setting max_payload): send an error instead."
-        )
+        detail = f"The limit is {api.settings.max_payload:,} bytes (setting max_payload): send an error instead."
         raise refused(413, "The result is too large", detail)
     fingerprint = msgspec.json.encode([body.result, body.error or ""], order="sorted")
     pause, deadline, is_pending = Pause(), time.monotonic() + _APPLY_TIMEOUT, False
@@ -181,8 +179,12 @@ def complete_work(api: Api, body: Completion) -> Steps[Ok]:
                 _refuse_unless_open(api, body.queue_id)
             if remaining <= 0:
                 if state == "unknown":
-                    raise refused(503, "It is not known yet", f"{_LOST}: send it again.")
-                raise refused(503, "It is kept, but not in Postgres yet", "No leader has applied it: send it again.")
+                    raise refused(503, "It is not known yet", f"{_LOST}: retry the request.")
+                raise refused(
+                    503,
+                    "The result is not stored in Postgres yet",
+                    "No leader has applied the result: retry the request.",
+                )
             pause.seconds = min(remaining, _UNKNOWN_RETRY if state == "unknown" else _POLL_INTERVAL)
             yield pause
 
@@ -233,20 +235,20 @@ def _refuse_unless_open(api: Api, queue_id: str) -> None:
             raise _refusal("replaced", queue_id)
         if _has_ended(api, queue_id, task):
             raise _refusal("ended", queue_id)
-    raise NotFound(f"Nothing is known of {queue_id}: it ended long ago, or has never been.")
+    raise NotFound(f"There is no work item {queue_id}: it ended long ago, or never existed.")
 
 
 def _refusal(state: str, queue_id: str) -> Exception:
     reasons = {
-        "differs": "it has been completed with another result",
-        "cancelled": "it was cancelled, or its time was up",
-        "lost": "the lease was lost in silence, and somebody else has the work, or may ask for it",
-        "waiting": "the lease was lost in silence, and the work waits for somebody; who has it done may still say so",
-        "done": "it has been completed",
+        "differs": "it was completed with a different result",
+        "cancelled": "it was cancelled, or timed out",
+        "lost": "this lease has ended; another worker has the work, or may get it",
+        "waiting": "the lease expired; the work is offered again, but a result is still accepted",
+        "done": "it was completed",
         "ended": "its task has ended",
-        "replaced": "this try of its task has failed, and the next one is offered by itself",
+        "replaced": "this attempt of its task failed; the next attempt is a new work item",
     }
-    error = WrongState(f"{queue_id} is not worked on any more: {reasons.get(state, state)}.")
+    error = WrongState(f"{queue_id} is no longer leased to this worker: {reasons.get(state, state)}.")
     error.data = {"state": state}
     return error
 

@@ -50,7 +50,7 @@ def _existing(api: Api, name: str, query: QueueQuery | None = None) -> str:
 
 @routes.post("/{name}/pause", about=QUEUE)
 def pause_queue(api: Api, name: str, query: QueueQuery) -> Done:
-    """Pause a queue: no more of its tasks are dispatched, and those with workers go on."""
+    """Pause a queue: no more of its tasks are dispatched; tasks that workers already have continue."""
     api.backend.queues.pause(_existing(api, name, query), True)
     return Done("paused")
 

@@ -121,7 +121,9 @@ def worker_heartbeat(api: Api, body: ServiceHeartbeat) -> Ok:
             if row is not None:
                 registrations.touch(connection, body.id)
         if row is None:
-            raise NotFound(f"Nobody is registered as {body.id!r}: register first, with POST /workers/register.")
+            raise NotFound(
+                f"No service worker is registered as {body.id!r}: register first, with POST /workers/register."
+            )
         entry = _entry(row, body.load, now, now)
     heartbeat = msgspec.structs.replace(entry, load=body.load, heard_at=now)
     announcements.write(connections.redis, connections.keys, heartbeat)
@@ -140,7 +142,7 @@ def allocate_worker(api: Api, query: AllocateQuery) -> ServiceWorkerView:
     workers = _live(api, query.service)
     if not workers:
         services = {name for worker in _live(api) for name in worker.services}
-        raise NotFound(f"Nobody offers the service {query.service!r} now.{did_you_mean(query.service, services)}")
+        raise NotFound(f"No live worker offers the service {query.service!r}.{did_you_mean(query.service, services)}")
     return _view(in_order(workers, [random.random() for _ in workers], {})[0])
 
 

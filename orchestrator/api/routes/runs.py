@@ -148,7 +148,7 @@ def list_runs(api: Api, query: RunQuery, key_scope: KeyScope) -> Page[RunView]:
 def show_run(api: Api, id: UUID, query: WaitQuery) -> RunAnswer | Waiting[RunAnswer]:
     """Show a run with its details. Its tasks are listed by `/tasks?run=`.
 
-    With `wait`, the response is sent once the run has ended, or after so many seconds.
+    With `wait`, the response is sent once the run has ended, or after this many seconds.
     """
     return _when_ended(api, id, query.wait) if query.wait else find(api, id)
 

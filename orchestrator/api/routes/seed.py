@@ -156,7 +156,7 @@ def task_logs(api: Api, id: UUID, name: str, query: LogsQuery) -> Log:
     if task is None:
         api.backend.runs.progress(id.bytes)  # raises NotFound if there is no such run
         names, reason = list(steps), steps[name].reason if name in steps else None
-        without = f"but no task of it: it is {steps[name].state} ({reason})" if reason else "but no task {} of it yet"
-        explanation = f"It has {name!r}, {without.format(query.index)}" if name in steps else f"It has no task {name!r}"
+        without = f"has no task: it is {steps[name].state} ({reason})" if reason else "has no task {} yet"
+        explanation = f"step {name!r} {without.format(query.index)}" if name in steps else f"it has no task {name!r}"
         raise NotFound(f"Run {id}: {explanation}.{did_you_mean(name, names) if name not in names else ''}")
     return tasks.log_of(api, task.bytes, LogQuery(query.attempt, query.cursor))

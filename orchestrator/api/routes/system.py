@@ -215,5 +215,7 @@ def show_quarantined(api: Api, id: EntryId) -> MessageView:
     """Show one message: its position, why it was rejected, and its contents."""
     found = api.backend.quarantine.find(id)
     if found is None:
-        raise NotFound(f"Nothing was set aside under {id}. It may have been cleared, or made room for later ones.")
+        raise NotFound(
+            f"There is no quarantined message {id}. It may have been cleared, or dropped in favor of later messages."
+        )
     return build_from(MessageView, found)

@@ -121,7 +121,7 @@ class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @routes.get("/{id}", about=TASK)
 def show_task(api: Api, id: UUID, query: WaitQuery) -> TaskAnswer | Steps[TaskAnswer]:
-    """Show a task with its details; with `wait`, once it has ended, or after so many seconds."""
+    """Show a task with its details; with `wait`, once it has ended, or after this many seconds."""
     return _when_ended(api, id, query.wait) if query.wait else task_answer(api, id)
 
 
@@ -279,8 +279,7 @@ def _store(api: Api, id: UUID) -> Store:
     payloads = api.backend.connections.payloads
     if payloads is None:
         raise PayloadError(
-            f"A payload of task {id} is stored outside, and this process has no payload store. See the setting "
-            f"payload_store."
+            f"A payload of task {id} is in a payload store, and this process has none. See the setting payload_store."
         )
     return payloads.store
 
@@ -288,8 +287,8 @@ def _store(api: Api, id: UUID) -> Store:
 def _check_size(id: UUID, stored: Reference | None) -> None:
     if stored is not None and stored.size > _MAX_SINGLE_VALUE:
         raise PayloadError(
-            f"A payload of task {id} has {stored.size:,} bytes, and one that is no list and no bytes is answered up to "
-            f"{_MAX_SINGLE_VALUE:,}. Read it with a Python client, or let the task return a list."
+            f"A payload of task {id} has {stored.size:,} bytes. Values other than lists and bytes are returned up to "
+            f"{_MAX_SINGLE_VALUE:,} bytes. Read it with a Python client, or let the task return a list."
         )
 
 

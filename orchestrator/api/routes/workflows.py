@@ -154,7 +154,7 @@ class Started(msgspec.Struct, frozen=True):
 def read_definition(document: Document) -> Definition:
     """Parse a definition; raise InvalidWorkflow for its mistakes."""
     if (document.definition is None) == (document.text is None):
-        raise InvalidWorkflow("Give either `definition`, as data, or `text`, as a file would have it.")
+        raise InvalidWorkflow("Give either `definition`, as data, or `text`, as in a file.")
     if document.text is not None:
         return definitions.loads(document.text)
     return definitions.from_data(document.definition)
@@ -188,7 +188,7 @@ def start(
     if code is not None:
         return _start_code(api, name, request, code, key_scope, key, tags)
     if is_data and (request.args or request.kwargs or request.queue or request.timeout or request.pinned):
-        raise invalid(f"Workflow {name!r} is a definition: its runs take `params`, `key` and `tags`, and nothing else.")
+        raise invalid(f"Workflow {name!r} is a definition: its runs accept only `params`, `key` and `tags`.")
     run = api.backend.workflows.start(name, request.params, new_id(), key=key, tags=tags, fire_time=fire_time)
     return UUID(bytes=run)
 
@@ -198,7 +198,7 @@ def _start_code(
 ) -> UUID:
     """Start a run of a workflow as code. The worker checks its arguments."""
     if twice := request.params.keys() & request.kwargs.keys():
-        raise invalid(f"{min(twice)!r} stands in `params` and in `kwargs`.")
+        raise invalid(f"{min(twice)!r} is both in `params` and in `kwargs`.")
     queue = code.queue if request.queue is None else check_name("queue", request.queue)
     check_queue(key_scope, queue)
     payload = encode_call(
@@ -236,7 +236,7 @@ def summary(stored: workflows.Stored) -> WorkflowSummary:
 
 @routes.post("/validate", about=NOTHING, scope=Scope.READ, examples=[{"definition": _EXAMPLE}], is_expensive=True)
 def validate_workflow(api: Api, body: Document) -> Verdict:
-    """List all mistakes of a definition, without storing it."""
+    """Validate a definition: list all its errors, without storing it."""
     del api
     try:
         return Verdict(True, read_definition(body).name, [])
@@ -252,7 +252,7 @@ def hash_of(found: WorkflowAnswer | Applied) -> str:
 def apply_workflow(api: Api, body: Document, key_scope: KeyScope, match: Condition) -> Applied:
     """Store a definition. A changed definition becomes a new version; runs in progress stay on theirs.
 
-    With `If-Match`, the `ETag` of the version that was read before, nothing is stored if another version exists by now.
+    With `If-Match`, the `ETag` of the version that was read before, nothing is stored if a newer version exists.
     With `If-None-Match: *`, nothing is stored if the workflow exists.
     """
     definition = read_definition(body)

@@ -48,7 +48,7 @@ _MAX_LENGTH = 100_000
 
 
 class Again(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A form to enqueue a task again. Arguments are JSON text, so that a form with a mistake keeps its input."""
+    """A form to enqueue a task again. Arguments are JSON text, so that invalid input can be shown again."""
 
     named: Annotated[str, Meta(max_length=_MAX_LENGTH)] = ""
     """All arguments by parameter name, if a worker has announced the names; otherwise `args` and `kwargs` are used."""
@@ -82,7 +82,7 @@ def ask_again(api: Api, id: UUID) -> Response:
 
 @actions.post("/{id}/again", about=TASK)
 def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note | Response:
-    """Enqueue a task with the name and options of another one, or show the form with its mistake."""
+    """Enqueue a task with the name and options of an existing one, or show the form with the error."""
     task = stored_task(api, id)
     if conflict := change_of_task(api, task, body.attempt, is_retry=True) or _repeated_since(api, id, body.since):
         return _show_error(partial(_form, api, task), body, 409, conflict)
@@ -107,15 +107,19 @@ def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note 
     new = api.names.hiding(msgspec.structs.replace(new, options=options, lane=_lane(task, options), parent=id.bytes))
     new_id = UUID(bytes=api.backend.tasks.enqueue(new, key_scope.queues))
     connections = api.backend.connections
-    with connections.changing("the line of the audit log was written") as connection:
+    with connections.changing("the audit entry was written") as connection:
         connections.record(connection, _ACT, "task", str(id), made=str(new_id))
-    return Note(" ".join(["the task is enqueued: this is it", *warnings]).rstrip("."), to=f"/ui/tasks/{new_id}")
+    return Note(
+        " ".join(["the task was enqueued: this is the new task", *warnings]).rstrip("."), to=f"/ui/tasks/{new_id}"
+    )
 
 
 def _repeated_since(api: Api, id: UUID, since: datetime | None) -> str:
-    """Return a message if somebody has enqueued the task again since the form was rendered; otherwise an empty text."""
+    """Return a message if the task was enqueued again since the form was rendered; otherwise an empty string."""
     known = None if since is None else api.read(audit.last_act, str(id), _ACT, since)
-    return "" if known is None else f"A task like it was enqueued {known}, after this form was made. Enqueue one more?"
+    return (
+        "" if known is None else f"The same task was enqueued {known}, after this form was loaded. Enqueue another one?"
+    )
 
 
 def _form_arguments(call: Call, body: Again, parameters: Sequence[Parameter]) -> tuple[list[Any], dict[str, Any]]:
@@ -203,7 +207,7 @@ def _call(api: Api, task: TaskDetail) -> Call:
 def _stored_call(what: str, payload: bytes, hidden: Redaction) -> Call:
     """Return the stored arguments of a task or run; raise PayloadError if they cannot be read here."""
     if len(payload) > _MAX_LENGTH or whole_reference(payload) is not None:
-        raise PayloadError(f"The arguments of {what} are too large for a form: start it from a program.")
+        raise PayloadError(f"The arguments of {what} are too large for a form: start it from code.")
     args, kwargs, *_ = decode_call(payload) if payload else ([], {})
     displayed, displayed_kwargs = hidden.redacted_call(args, kwargs)
     return Call(Arguments(args, kwargs), Arguments(as_display_json(displayed), as_display_json(displayed_kwargs)))
@@ -226,13 +230,11 @@ def _merge(label: str, stored: Mapping[Any, Any], shown: Mapping[Any, Any], type
         if key in shown and _sorted(shown[key]) == text:
             merged[key] = stored[key]
         elif HIDDEN in text:
-            raise invalid(
-                f"{label}{key!r} is partly hidden. Leave all of it as it is, or give a value without {HIDDEN}."
-            )
+            raise invalid(f"{label}{key!r} is partly hidden. Leave it unchanged, or enter a value without {HIDDEN}.")
         elif NOT_JSON in text:
             raise invalid(
-                f"{label}{key!r} holds what JSON cannot write, such as NaN or bytes. Leave all of it as it is, give "
-                f"a value without {NOT_JSON}…), or enqueue the task from a program."
+                f"{label}{key!r} contains values that JSON cannot represent, such as NaN or bytes. Leave it unchanged, "
+                f"enter a value without {NOT_JSON}…), or enqueue the task from code."
             )
         else:
             merged[key] = value
@@ -294,7 +296,7 @@ def _stored_run(api: Api, id: UUID) -> RunDetail:
     if run is None:
         raise NotFound.by_id("run", str(id))
     if run.workflow is None or is_composed(run.workflow):
-        raise refused(409, "It cannot be started again", f"Run {id} is not of a workflow.")
+        raise refused(409, "The run cannot be started again", f"Run {id} is not a run of a workflow.")
     return run
 
 

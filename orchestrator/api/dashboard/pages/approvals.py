@@ -40,13 +40,13 @@ class Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @actions.post("/{id}/approve", about=RUN)
 def approve(api: Api, id: UUID, body: Decided) -> Note:
     """Approve the approval that a run of a flow waits for, if it still does."""
-    return _decide(api, id, body, APPROVED, "approved", "the run goes on")
+    return _decide(api, id, body, APPROVED, "approved", "the run continues")
 
 
 @actions.post("/{id}/reject", about=RUN)
 def reject(api: Api, id: UUID, body: Decided) -> Note:
     """Reject the approval that a run of a flow waits for, if it still does."""
-    return _decide(api, id, body, REJECTED, "rejected", "the run goes on, or ends, as its flow says")
+    return _decide(api, id, body, REJECTED, "rejected", "the run continues or ends, as its flow defines")
 
 
 def _decide(api: Api, run: UUID, body: Decided, decision: str, word: str, outcome: str) -> Note:
@@ -54,7 +54,7 @@ def _decide(api: Api, run: UUID, body: Decided, decision: str, word: str, outcom
     _check_node(api, run, body.node)
     api.backend.flows.decide(run.bytes, decision, body.why)
     is_led = not is_without_leader(api.backend.tasks.obstacles(run.bytes))
-    stored = "which is stored: no scheduler leads, and the next one that does lets the run go on"
+    stored = "and the decision is stored: no scheduler leads, and the run continues when one does"
     return Note(f"{word}: {outcome}" if is_led else f"{word}, {stored}")
 
 
@@ -62,11 +62,11 @@ def _check_node(api: Api, run: UUID, node: str) -> None:
     """Reject a decision about an approval that was decided before."""
     cursor = api.backend.flows.show(run.bytes).cursor
     if cursor != node:
-        position = f"stands at {cursor!r}" if cursor else "has come to its end"
+        position = f"is now at {cursor!r}" if cursor else "has ended"
         decision = api.read(audit.decision, str(run), node)
-        by = "somebody else may have decided it" if decision is None else f"it was {decision}"
-        detail = f"Run {run} waited at {node!r:.200}, and {position} by now: {by}."
-        raise refused(409, "It is decided already", detail)
+        by = "it may have been decided by another user" if decision is None else f"it was {decision}"
+        detail = f"Run {run} waited at {node!r:.200}, and {position}: {by}."
+        raise refused(409, "It is already decided", detail)
 
 
 class Resolved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,7 +88,7 @@ class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def resolve_promise(api: Api, id: UUID, name: str, body: Resolved) -> Steps[code_routes.Settled]:
     """Resolve a promise, if it is still open."""
     if body.value is msgspec.UNSET:
-        raise refused(422, "The form is not complete", "Give a value, such as true; null is a value, too.")
+        raise refused(422, "The form is incomplete", "Enter a value, such as true; null is a value, too.")
     _check_promise(api, id, name, body.promise)
     return (yield from code_routes.resolve(api, id, name, code_routes.Resolution(body.value, body.why)))
 
@@ -107,8 +107,8 @@ def _check_promise(api: Api, run: UUID, name: str, promise: UUID | None) -> None
     }:
         return
     decision = api.read(audit.decision, str(run), name)
-    by = "somebody else may have decided it" if decision is None else f"it was {decision}"
-    raise refused(409, "It is decided already", f"Run {run} no longer waits for this {name!r:.200}: {by}.")
+    by = "it may have been decided by another user" if decision is None else f"it was {decision}"
+    raise refused(409, "It is already decided", f"Run {run} no longer waits for this {name!r:.200}: {by}.")
 
 
 @routes.get("", about=WITHIN)

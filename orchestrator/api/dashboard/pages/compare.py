@@ -87,7 +87,7 @@ class Pair(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """The importance of the difference: another state comes before another duration."""
+        """The rank of the difference: different states rank before different durations."""
         has_other_state = (self.old and self.old.state) != (self.new and self.new.state)
         return float("inf") if has_other_state else abs(self.change or 0.0)
 

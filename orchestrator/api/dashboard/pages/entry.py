@@ -50,4 +50,4 @@ def static_file(api: Api, name: str) -> Response:
 def nothing(api: Api, anything: str) -> Response:
     """Show the error for unknown pages."""
     del api
-    raise refused(404, "There is no such page", f"There is no page {anything!r:.100}. The menu has all of them.")
+    raise refused(404, "There is no such page", f"There is no page {anything!r:.100}. The menu lists all pages.")

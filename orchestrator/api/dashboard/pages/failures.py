@@ -54,7 +54,7 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
     until = query.until or now
     since = query.since or until - SPANS[query.within]
     if since >= until:
-        raise refused(422, "The times do not fit", "Give a time to begin with that is before the end, and before now.")
+        raise refused(422, "The time range is invalid", "Choose a start that is before the end, and before now.")
     span = until - since if query.since else SPANS[query.within]
     decided = read_failures(api, key_scope, span, until=query.until)
     failures, handled = decided
@@ -167,7 +167,7 @@ class Snooze(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def acknowledge_failures(api: Api, name: str, queue: str, kind: str, key_scope: KeyScope) -> Note:
     """Acknowledge a group of failures."""
     _handle(api, key_scope, (name, queue, kind), "acknowledge")
-    return Note("the failures are acknowledged")
+    return Note("the failures were acknowledged")
 
 
 @actions.post("/{name}/{queue}/{kind}/snooze", about=WITHIN)
@@ -175,14 +175,14 @@ def snooze_failures(api: Api, name: str, queue: str, kind: str, body: Snooze, ke
     """Snooze a group: show it below the others, and not on the first page, for some hours."""
     until = datetime.now(UTC) + timedelta(hours=body.hours)
     _handle(api, key_scope, (name, queue, kind), "snooze", until)
-    return Note(f"the failures are snoozed until {until:%Y-%m-%d %H:%M} UTC")
+    return Note(f"the failures were snoozed until {until:%Y-%m-%d %H:%M} UTC")
 
 
 @actions.post("/{name}/{queue}/{kind}/reopen", about=WITHIN)
 def reopen_failures(api: Api, name: str, queue: str, kind: str, key_scope: KeyScope) -> Note:
     """Undo the acknowledgment or snooze of a group."""
     _handle(api, key_scope, (name, queue, kind), "reopen")
-    return Note("the failures are shown as before")
+    return Note("the failures were reopened")
 
 
 def _handle(

@@ -77,7 +77,7 @@ def show_worker(api: Api, worker: str) -> Response:
         (candidate for candidate in _read_workers(api, is_led=read_is_led(api)) if candidate.id == worker), None
     )
     if found is None:
-        raise NotFound(f"There is no worker {worker!r:.140}: those that ended a while ago are forgotten.")
+        raise NotFound(f"There is no worker {worker!r:.140}: workers that ended a while ago are no longer listed.")
     now = datetime.now(UTC)
     since = now.replace(second=0, microsecond=0) - timedelta(minutes=59)
     minutes = api.recent.get(

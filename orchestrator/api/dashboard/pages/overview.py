@@ -182,7 +182,7 @@ def read_marks(api: Api, key_scope: KeyScope, since: datetime, span: timedelta =
             rollouts[release] = at
         if rollouts[release] != releases.get(release):
             starts[rollouts[release], release] += 1
-    events = [(at, "release", f"release {name} came") for name, at in releases.items()]
+    events = [(at, "release", f"release {name} deployed") for name, at in releases.items()]
     for (at, release), count in starts.items():
         events.append((at, "start", f"{counted(count, 'worker')}{release and f' of release {release}'} started"))
     events += [
@@ -198,7 +198,7 @@ class HandledFailures(NamedTuple):
     handled: dict[GroupKey, Handled]
 
     def states(self, now: datetime) -> dict[GroupKey, str]:
-        """Return `snoozed`, `acknowledged` or an empty text for each handled group."""
+        """Return `snoozed`, `acknowledged` or an empty string for each handled group."""
         last = {group.key: group.last_at for group in self.failures.groups}
         return {key: one.state(now, last[key]) for key, one in self.handled.items()}
 

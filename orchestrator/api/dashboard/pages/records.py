@@ -105,4 +105,4 @@ def revoke_key(api: Api, body: OneKey) -> Note:
         if not keys.revoke(connection, body.id):
             raise NotFound(f"There is no key {body.id!r:.60}.")
         connections.record(connection, "revoke", "key", body.id)
-    return Note("the key opens nothing any more")
+    return Note("the key was revoked")

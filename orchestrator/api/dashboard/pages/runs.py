@@ -303,7 +303,7 @@ def preview_delete(api: Api, query: RunsQuery, key_scope: KeyScope) -> Response:
 def _preview(api: Api, query: RunsQuery, key_scope: KeyScope, act: _Act) -> Response:
     """Show the matching runs by workflow and state. The form lists each id, so that the action affects no other run."""
     if query.argument:
-        raise invalid("Filter by argument: mark the runs that are meant in the list, of which it does not find all.")
+        raise invalid("The filter by argument may not find every run: select the runs in the list instead.")
     selected: list[RunView] = []
     cursor, is_part = None, False
     if filters := {name: value for name, value in active_filters(query).items() if name != "sort"}:
@@ -351,7 +351,7 @@ def cancel_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
 @actions.post("/retry-chosen", about=WITHIN)
 def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
     """Retry the selected runs."""
-    why = f"{IN_ANOTHER_STATE}, or failed runs of code, which are started over"
+    why = f"{IN_ANOTHER_STATE}, or are failed runs of code, which can only be rerun"
     return _request_for_all(api, body.id, key_scope, RequestKind.RETRY_RUN, "being retried", why)
 
 

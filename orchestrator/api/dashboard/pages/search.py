@@ -53,7 +53,7 @@ def search(api: Api, query: TextQuery, key_scope: KeyScope) -> Response:
 def find_match(api: Api, kind: Kind, text: str, key_scope: KeyScope) -> str:
     """Return the id of a task or run from a part of it, or of a run from its key or from an id of the user's own.
 
-    If several match, return the URL of a search; if none does, an empty text.
+    If several match, return the URL of a search; if none does, an empty string.
     """
     if not text.isprintable():
         return ""

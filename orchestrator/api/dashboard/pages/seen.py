@@ -54,13 +54,13 @@ def change_of_task(api: Api, task: TaskView, shown_attempt: int | None, *, is_re
     is_same = task.attempt == shown_attempt and task.ended_at is not None if is_retry else task.attempt <= shown_attempt
     if is_same and not is_requested:
         return ""
-    state = "its retry is requested" if is_requested else f"it is {task.status} in attempt {task.attempt:,} by now"
-    return f"Task {task.id} has moved on since the page showed it: {state}; {_who_retried(api, task.id)}."
+    state = "its retry is requested" if is_requested else f"it is now {task.status} in attempt {task.attempt:,}"
+    return f"Task {task.id} has changed since the page was loaded: {state}; {_who_retried(api, task.id)}."
 
 
 def _who_retried(api: Api, id: UUID) -> str:
     last_act = api.read(audit.last_act, str(id), "retry")
-    return "somebody else may have retried it" if last_act is None else f"it was retried {last_act}"
+    return "another user may have retried it" if last_act is None else f"it was retried {last_act}"
 
 
 def check_task(api: Api, id: UUID, shown_attempt: int | None, *, is_retry: bool) -> None:
@@ -71,7 +71,7 @@ def check_task(api: Api, id: UUID, shown_attempt: int | None, *, is_retry: bool)
 
 
 def _changed(message: str) -> Refused:
-    return refused(409, "It has changed since the page showed it", message)
+    return refused(409, "It has changed since the page was loaded", message)
 
 
 @actions.post("/tasks/{id}/retry", about=TASK)
@@ -95,8 +95,8 @@ def cancel_counted(api: Api, body: bulk.Cancel, key_scope: KeyScope) -> Note:
     """Cancel the open tasks that a preview counted."""
     count = bulk.cancel_tasks(api, body, key_scope).tasks
     if not count:
-        raise _changed("None of these tasks is open any more: they have ended, or somebody else cancelled them.")
-    return Note(f"being cancelled: {count:,}")
+        raise _changed("These tasks are no longer open: they have ended, or another user cancelled them.")
+    return Note(f"tasks being cancelled: {count:,}")
 
 
 @actions.post("/tasks/retry", about=WITHIN, is_expensive=True)
@@ -104,8 +104,8 @@ def retry_counted(api: Api, body: bulk.Redrive, key_scope: KeyScope) -> Note:
     """Retry the failed tasks that a preview counted, except those that have failed again since."""
     count = bulk.retry_failed(api, body, key_scope).tasks
     if not count:
-        raise _changed("None of these tasks is failed any more: somebody else may have retried them. Count again.")
-    return Note(f"retried: {count:,}")
+        raise _changed("These tasks are no longer failed: another user may have retried them. Open the preview again.")
+    return Note(f"tasks being retried: {count:,}")
 
 
 @actions.post("/runs/{id}/retry", about=RUN)
@@ -113,10 +113,10 @@ def retry_run(api: Api, id: UUID, body: SeenRun) -> Note:
     """Retry a run, unless it has changed since the page showed it."""
     for run in api.read(find_runs, [id.bytes]) if body.ended is not None else ():
         if run.ended_at is None or instant(run.ended_at) != body.ended:
-            state = f"it is {run.shown_status} by now; {_who_retried(api, id)}"
-            raise _changed(f"Run {id} has moved on since the page showed it: {state}.")
+            state = f"it is now {run.shown_status}; {_who_retried(api, id)}"
+            raise _changed(f"Run {id} has changed since the page was loaded: {state}.")
     api.backend.runs.retry(id.bytes)
-    return Note("what failed in the run is retried")
+    return Note("retrying the failed tasks of the run")
 
 
 RERUN = "rerun"
@@ -150,24 +150,26 @@ class NewFlowRun(flows.NewFlowRun, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def started_message(api: Api, target: str, act: str, since: datetime | None) -> str:
-    """Return a message if somebody has started such a run since the page was rendered; otherwise an empty text."""
+    """Return a message if such a run was started since the page was rendered; otherwise an empty string."""
     last_act = None if since is None else api.read(audit.last_act, target, act, since)
     return (
-        "" if last_act is None else f"A run like it was started {last_act}, after this page was made. Start one more?"
+        ""
+        if last_act is None
+        else f"The same run was started {last_act}, after this page was loaded. Start another one?"
     )
 
 
 def record(api: Api, act: str, kind: str, target: str, run: UUID) -> Note:
     """Log the start of a run to the audit log, and redirect to the run."""
     connections = api.backend.connections
-    with connections.changing("the line of the audit log was written") as connection:
+    with connections.changing("the audit entry was written") as connection:
         connections.record(connection, act, kind, target, new=str(run))
-    return Note("the run is started: this is it", to=f"/ui/runs/{run}")
+    return Note("the run was started: this is the new run", to=f"/ui/runs/{run}")
 
 
 def _check_not_started(api: Api, target: str, act: str, since: datetime | None) -> None:
     if message := started_message(api, target, act, since):
-        raise refused(409, "The run is not started yet", message)
+        raise refused(409, "The run was not started", message)
 
 
 @actions.post("/runs/{id}/rerun", about=RUN, is_expensive=True)
@@ -175,7 +177,7 @@ def rerun(api: Api, id: UUID, body: RunAgain) -> Note:
     """Rerun a run."""
     _check_not_started(api, str(id), RERUN, body.since)
     new = runs.rerun(api, id, runs.Rerun(body.from_step)).id
-    return Note("the run is started over: this is the new one", to=f"/ui/runs/{new}")
+    return Note("the run was started again: this is the new run", to=f"/ui/runs/{new}")
 
 
 @actions.post("/schedules/{workflow}/{name}/trigger", about=WORKFLOW)
@@ -183,7 +185,7 @@ def trigger(api: Api, workflow: str, name: str, body: Seen) -> Note:
     """Start a run of a schedule now."""
     _check_not_started(api, f"{workflow}/{name}", "trigger", body.since)
     new = schedules.trigger_schedule(api, workflow, name).id
-    return Note("a run is started: this is it", to=f"/ui/runs/{new}")
+    return Note("a run was started: this is the new run", to=f"/ui/runs/{new}")
 
 
 @actions.post("/workflows/{name}/runs", about=WORKFLOW, scope=Scope.ENQUEUE)

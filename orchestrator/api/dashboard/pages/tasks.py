@@ -161,15 +161,15 @@ class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def check_marked(ids: list[str], noun: str) -> None:
     """Reject a form without selected rows."""
     if not ids:
-        raise refused(422, "There is nothing marked", f"Mark the {noun} that are meant.")
+        raise refused(422, "The selection is empty", f"Select the {noun} to act on.")
 
 
-IN_ANOTHER_STATE = "they are in another state by now"
+IN_ANOTHER_STATE = "they have changed state"
 
 
 def outcome_of_marked(count: int, total: int, noun: str, done: str, why: str = IN_ANOTHER_STATE) -> Note:
     """Return a note with the numbers of tasks or runs that were changed and not changed, and why."""
-    rest = f"; {total - count} could not be: {why}" if count < total else ""
+    rest = f"; {total - count} skipped: {why}" if count < total else ""
     return Note(f"{count} of {total} {noun} are {done}{rest}")
 
 
@@ -229,7 +229,7 @@ def show_task(api: Api, id: UUID, query: logs.LogQuery) -> Response:
 
 
 _RETRYABLE = (TaskState.FAILED, TaskState.SKIPPED, TaskState.CANCELLED)
-"""States of tasks that can have a retry request."""
+"""States in which the page looks for a pending retry request."""
 
 
 def _obstacles(api: Api, task: TaskView, is_requested: bool) -> list[str]:
