@@ -185,7 +185,7 @@ def test_commands_name_a_shard_that_nobody_leads(sharded: Stack) -> None:
         return " ".join(sharded.command(*command).stdout.split())
 
     for command in ("status", "doctor"):
-        assert "No scheduler leads shard 1, so nothing moves there" in said(command)
+        assert "No scheduler leads shard 1, so no task starts there" in said(command)
     assert "No scheduler leads a shard" in said("top", "--once")
     metrics = httpx.get(f"{sharded.api()}/metrics").text
     assert float(re.findall(r"(?m)^orchestrator_lease_remaining_seconds (\S+)", metrics)[0]) < 0

@@ -573,14 +573,14 @@ def test_a_worker_that_stands_still_is_named_with_its_tasks(
     announce(engine, row)
     [shown] = [worker for worker in read("workers")["workers"] if worker["id"] == "frozen"]
     assert (shown["state"], shown["holds"]) == ("still", [task])
-    assert re.search(rf"^frozen stands still for [\d.ms ]+s, holds {task}$", run("workers").output, re.MULTILINE)
+    assert re.search(rf"^frozen has been unresponsive for [\d.ms ]+s, holds {task}$", run("workers").output, re.MULTILINE)
     [told] = [one for one in read("status")["trouble"] if one["kind"] == "worker stands still"]
     assert told["about"] == "frozen"
-    assert told["message"].startswith("Worker frozen (process 8 on there) stands still for ")
+    assert told["message"].startswith("Worker frozen (process 8 on there) has been unresponsive for ")
     assert f"s, holds {task}: " in told["message"]
     with engine.begin() as connection:
         fleet.mark_gone(connection, [], [], datetime.now(UTC))
-    assert "stands still" not in run("workers").output
+    assert "unresponsive" not in run("workers").output
 
 
 def test_status_tells_how_it_is_going_and_what_is_wrong(

@@ -39,7 +39,7 @@ log = get_logger("worker")
 
 _BLOCKING_TURN_TIME = 1.0
 """Seconds of processor time that a turn uses while its process is stalled, before the turn is taken for the cause."""
-_STOPPED = "the code of a neighbour stopped its process"
+_STOPPED = "another task blocked its process"
 
 
 @dataclass

@@ -215,5 +215,5 @@ def _location(frame: FrameType | None) -> str:
         own = own.f_back
     own = own or frame
     if own is None:
-        return "nobody knows where"
+        return "at an unknown location"
     return f"in {own.f_code.co_name} ({own.f_code.co_filename}:{own.f_lineno})"

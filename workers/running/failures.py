@@ -131,7 +131,7 @@ class Failures:
             log.error("task.returned error=%s: it is tried again", error, extra=job.fields)
         if isinstance(error, NoStore):
             return Returned(task.id, task.attempt, "no payload store", RETURN_DELAY, data_key=MEANS, begun=True)
-        return Returned(task.id, task.attempt, "payload store away", _STORE_DELAY, begun=True)
+        return Returned(task.id, task.attempt, "payload store unavailable", _STORE_DELAY, begun=True)
 
     def failed(self, job: Job, error: BaseException) -> Failed:
         described = describe(error)
@@ -165,7 +165,7 @@ class Failures:
             log.info(
                 "task.redirected executor=%s: the task was enqueued by its name alone", call.name, extra=job.fields
             )
-        return Returned(task.id, task.attempt, "an executor does it", RETURN_DELAY, executor=call)
+        return Returned(task.id, task.attempt, "an executor runs it", RETURN_DELAY, executor=call)
 
     def _backoff(self, job: Job) -> float | None:
         """Return the delay from the task's own backoff function, or None, so that the leader computes the delay."""

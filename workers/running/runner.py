@@ -303,7 +303,8 @@ class Runner:
         if job.completion is not None:
             if value is not None and data != job.completion and not is_reference(job.completion):
                 log.warning(
-                    "task.result_ignored: the task returned another result than it gave to ctx.complete()",
+                    "task.result_ignored: the task returned a different result from the one it passed to "
+                    "ctx.complete()",
                     extra=job.fields,
                 )
             return completed(job, job.completion)
