@@ -116,7 +116,7 @@ class NonblockingHandler(logging.Handler):
     def _send(self) -> None:
         while self._buffer or self._dropped:
             if not self._buffer:
-                self._append(f"{self._dropped} lines of this log were dropped: nobody read it\n".encode(), 1)
+                self._append(f"{self._dropped} lines of this log were dropped: its output was not read\n".encode(), 1)
                 self._dropped = 0
             data, lines = self._buffer[0]
             written = self._open().write(data)

@@ -249,7 +249,7 @@ def test_what_was_altered_is_refused_in_words(running: Stack) -> None:
     for path in objects(running):
         path.write_bytes(path.read_bytes()[:-1])
     running.worker(*WORKER, "--queues", "late")
-    with pytest.raises(TaskFailed, match="was altered, or only a part of it is left"):
+    with pytest.raises(TaskFailed, match="was changed or truncated"):
         late.result(60)
     for path in objects(running):
         path.unlink()

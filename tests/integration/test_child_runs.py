@@ -328,11 +328,11 @@ def test_code_starts_itself_only_so_often(system: System, settings: dict[str, in
     [
         (
             ["name: again\non: [{workflow: again}]\ntasks: {a: {task: job}}"],
-            "on: every run of 'again' that ends so would start the next, without end. Add a filter.",
+            "on: every run of 'again' that ends this way would start the next, forever. Add a filter.",
         ),
         (
             ["name: again\ntasks: {a: {task: job}, b: {workflow: again, depends_on: [a]}}"],
-            "tasks.b.workflow: every run of 'again' would start another, without end. Add a when.",
+            "tasks.b.workflow: every run of 'again' would start another, forever. Add a when.",
         ),
         (
             [

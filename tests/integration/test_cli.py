@@ -385,7 +385,7 @@ def test_a_task_that_does_not_exist_is_an_error(run: Callable[..., Result]) -> N
     for words in (("tasks", "show", NOBODY), ("tasks", "cancel", NOBODY), ("tasks", "retry", NOBODY)):
         result = run(*words)
         assert result.exit_code == 1
-        assert result.stderr.startswith(f"Error: No task has the id {NOBODY}. If one had, it may have been pruned")
+        assert result.stderr.startswith(f"Error: No task has the id {NOBODY}. It may have been pruned")
     assert run("runs", "show", NOBODY).stderr.startswith(f"Error: No run has the id {NOBODY}. If one had,")
 
 

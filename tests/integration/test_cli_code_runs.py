@@ -407,9 +407,9 @@ def test_who_waits_for_an_update_is_told_that_nobody_answers_it(system: System, 
         asked = pool.submit(system.app.workflow_run(handle.id).update, "ad", "tea", timeout=90)
         eventually(lambda: system.count("inbox") > 0)
         turn(system, worker, engine_)
-        with pytest.raises(ResultTimeout, match=r"update ad, for which the code has no handler yet \(it has: add"):
+        with pytest.raises(ResultTimeout, match=r"update ad, which has no handler in the code yet \(it has: add"):
             system.app.workflow_run(handle.id).update("ad", "tea", timeout=0.1)
-        assert "update ad, for which the code has no handler yet" in show(handle.id)
+        assert "update ad, which has no handler in the code yet" in show(handle.id)
         handle.terminate()
         eventually(lambda: system.pass_seconds() or asked.done(), "who asked first is told that it has ended")
 

@@ -339,7 +339,7 @@ def test_a_worker_that_stands_still_is_drained_from_its_warning(house: House) ->
     reader = Visitor(house.app)
     reader.log_in(make_key(house, Scope.READ))
     page = reader.get("/ui").text
-    assert "stands still" in page
+    assert "unresponsive" in page
     assert "Drain" not in page
 
 

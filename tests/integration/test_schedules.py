@@ -277,7 +277,7 @@ def test_a_queue_does_not_go_with_another_limit(system: System) -> None:
     system.put(Schedule(every=3600.0, overlap="queue"))
     system.tick("2026-01-01 01:00")
     assert system.runs() == []
-    assert "leave out its concurrency" in (system.row().error or "")
+    assert "remove its concurrency" in (system.row().error or "")
 
 
 def _written(*, overlap: str, concurrency: int) -> Definition:

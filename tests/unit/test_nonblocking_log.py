@@ -81,7 +81,7 @@ def test_lines_that_nobody_reads_are_kept_then_dropped_and_counted(ends: tuple[i
         handler.retry()
     numbers = [int(line.split()[0]) for line in lines[:-1]]
     assert numbers == list(range(len(numbers))), "whole and in order"
-    assert lines[-1] == f"{20_000 - len(numbers)} lines of this log were dropped: nobody read it"
+    assert lines[-1] == f"{20_000 - len(numbers)} lines of this log were dropped: its output was not read"
     logger.warning("later")
     assert read_all(reader) == ["later"]
     handler.close()

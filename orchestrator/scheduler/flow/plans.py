@@ -186,7 +186,7 @@ class Flows(PlannedRuns[FlowRun]):
             data = _encode(tx, state)
         except REFUSALS as error:
             node = f"Node {cursor!r}: " if cursor else ""
-            reason = f"{node}What the run would have to remember cannot be kept: {error}."
+            reason = f"{node}The state of the run cannot be stored: {error}."
             return self._abort(tx, compiled, run, events, reason)
         limit = _MAX_STATE_PAYLOADS * self._max_payload
         if len(data) > limit:
