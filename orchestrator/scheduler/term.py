@@ -202,7 +202,7 @@ class Term:
                 raise
             if is_part_known:
                 log.warning(
-                    "scheduler.statement_cancelled part=%r statement=%s: it took too long; the next ticks do less",
+                    "scheduler.statement_cancelled part=%r statement=%s: it took too long; the next ticks do less work",
                     self._blamed_part,
                     statement_of(error),
                 )

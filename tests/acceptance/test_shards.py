@@ -214,7 +214,7 @@ def test_commands_show_all_shards_and_complain_of_another_number(sharded: Stack)
     sharded.environment["ORCHESTRATOR_SHARDS"] = "1"
     scheduler = sharded.scheduler()
     wrong = "service.misconfigured: Setting shards is 1, and"
-    assert scheduler.logged(f"{wrong} the database has 2. A process that is set so sees no others. Set ORCH")
+    assert scheduler.logged(f"{wrong} the database has 2. A process with this setting sees only these shards. Set ORCH")
     assert not any(process.logged("misconfigured") for process in sharded.processes[:2]), "these are right"
     streams = WorkerStreams(sharded.redis, Keys.of(sharded.settings))
     assert streams.shards_of_leader() == SHARDS, "which workers compare with their own"

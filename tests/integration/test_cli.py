@@ -386,7 +386,7 @@ def test_a_task_that_does_not_exist_is_an_error(run: Callable[..., Result]) -> N
         result = run(*words)
         assert result.exit_code == 1
         assert result.stderr.startswith(f"Error: No task has the id {NOBODY}. It may have been pruned")
-    assert run("runs", "show", NOBODY).stderr.startswith(f"Error: No run has the id {NOBODY}. If one had,")
+    assert run("runs", "show", NOBODY).stderr.startswith(f"Error: No run has the id {NOBODY}. It may have been pruned")
 
 
 def test_cancel_and_retry_are_written_down_for_the_leader(
@@ -573,7 +573,9 @@ def test_a_worker_that_stands_still_is_named_with_its_tasks(
     announce(engine, row)
     [shown] = [worker for worker in read("workers")["workers"] if worker["id"] == "frozen"]
     assert (shown["state"], shown["holds"]) == ("still", [task])
-    assert re.search(rf"^frozen has been unresponsive for [\d.ms ]+s, holds {task}$", run("workers").output, re.MULTILINE)
+    assert re.search(
+        rf"^frozen has been unresponsive for [\d.ms ]+s, holds {task}$", run("workers").output, re.MULTILINE
+    )
     [told] = [one for one in read("status")["trouble"] if one["kind"] == "worker stands still"]
     assert told["about"] == "frozen"
     assert told["message"].startswith("Worker frozen (process 8 on there) has been unresponsive for ")

@@ -349,7 +349,7 @@ def test_a_key_starts_one_run(tasks: Tasks) -> None:
     assert first.id == second.id
     (row,) = tasks.system.sql("SELECT name, tags FROM orchestrator.runs")
     assert (row["name"], row["tags"]) == ("mine", ["a"])
-    with pytest.raises(Duplicate, match="with other parameters"):
+    with pytest.raises(Duplicate, match="with different parameters"):
         (tasks.double.s(2) | tasks.double.s()).start(key="once")
 
 

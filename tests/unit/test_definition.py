@@ -99,7 +99,11 @@ def test_a_sound_definition_has_no_problems() -> None:
         (define(step("a"), on_failure=(Hook(),)), "on_failure.0", "expected either task or webhook."),
         (define(step("a"), on_success=(Hook(webhook="ftp://x"),)), "on_success.0.webhook", "expected an http://"),
         (define(step("a"), on=(EventTrigger(),)), "on.0", "expected either workflow or event."),
-        (define(step("a"), on=(EventTrigger(event="e", state="failed"),)), "on.0.state", "state can be given only with workflow"),
+        (
+            define(step("a"), on=(EventTrigger(event="e", state="failed"),)),
+            "on.0.state",
+            "state can be given only with workflow",
+        ),
         (define(step("a"), on=(EventTrigger(event="e", filter="params.x"),)), "on.0.filter", "unknown name 'params'."),
         (
             define(step("a"), on=(EventTrigger(event="e"),), params={"p": Param()}),
@@ -404,8 +408,7 @@ def test_a_dot_asks_for_a_field_and_the_message_says_how_a_name_with_one_is_writ
     assert found == [
         (
             "tasks.b.input.x",
-            "unknown name 'load'. A dot reads a field; the task 'load.orders' is written in backquotes: "
-            "`load.orders`.",
+            "unknown name 'load'. A dot reads a field; the task 'load.orders' is written in backquotes: `load.orders`.",
         )
     ]
     both = define(step("a"), step("a.b"), step("c", "a", "a.b", input={"field": "${a.b}", "step": "${`a.b`}"}))

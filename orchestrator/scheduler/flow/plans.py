@@ -196,8 +196,8 @@ class Flows(PlannedRuns[FlowRun]):
                 compiled,
                 run,
                 events,
-                f"{node}The run would have to remember {len(data):,} bytes in its shared state and of its open node, "
-                f"and at most {limit:,} are allowed. Let nodes give references to large data, or raise the setting "
+                f"{node}The run would have to remember {len(data):,} bytes for its shared state and its open node; at "
+                f"most {limit:,} are allowed. Have nodes return references to large data, or raise the setting "
                 f"max_payload, of which that is {_MAX_STATE_PAYLOADS} times as much.",
             )
         self._keep(run, state, data)
@@ -316,8 +316,8 @@ def _count_begin(event: Event, state: FlowState, delta: Delta) -> None:
 
 
 _STORED = (
-    "The result is large and in the payload store, which the scheduler does not read, and a flow keeps results in its "
-    "shared state. Return less, or raise the setting inline_payload."
+    "The result is large and in the payload store, which the scheduler does not read, but a flow keeps results in its "
+    "shared state. Return less data, or raise the setting inline_payload."
 )
 
 

@@ -175,7 +175,7 @@ class Backlog(CommitHooks):
         reason = {"event": 0, "kind": type(error).__name__, "message": said(error), "difference": ""}
         reason |= {"release": orchestrator.__version__}
         trace = "".join(traceback.format_exception(error))
-        log.error("run.stuck run=%s error=%s: nobody waits for this run", to_text(run), trace, extra=about_run(run))
+        log.error("run.stuck run=%s error=%s: other runs are not affected", to_text(run), trace, extra=about_run(run))
         stuck.set_aside(tx.connection, [(run, msgspec.json.encode(reason).decode().replace("\\u0000", " "))])
         self._update(wait=[run])
         tx.result.outgoing.counted.append(run)

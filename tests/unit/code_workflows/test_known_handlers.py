@@ -190,7 +190,7 @@ def test_a_misspelt_signal_is_refused_before_it_is_sent() -> None:
     order = Closed.run
     handle: WorkflowHandle[Any] = WorkflowHandle(app._client, bytes(16), order._signature)
     said = r"'closed' has no handler for signal 'pya'\. Did you mean 'pay'\? It handles: pay\. Nothing was sent"
-    with pytest.raises(UnknownHandler, match=r"takes no signal 'total'\. It handles: pay"):
+    with pytest.raises(UnknownHandler, match=r"has no handler for signal 'total'\. It handles: pay"):
         handle.signal("total")
     for send in (
         lambda: handle.signal("pya", 5),
