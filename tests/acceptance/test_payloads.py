@@ -243,7 +243,7 @@ def test_what_was_altered_is_refused_in_words(running: Stack) -> None:
         data = bytearray(path.read_bytes())
         data[50] ^= 1
         path.write_bytes(data)
-    with pytest.raises(PayloadError, match="was altered"):
+    with pytest.raises(PayloadError, match="was changed"):
         storing.app.handle(handle.id).result(60)
     late = storing.length.options(queue="late").enqueue("c" * 100_000)
     for path in objects(running):

@@ -613,12 +613,12 @@ def test_attempts_that_no_worker_began_are_explained(house: House) -> None:
     assert [int(number) for number, _ in shown] == [1, 2, 3, 4, 5, 6, 9000, 9001]
     texts = {int(number): text for number, text in shown}
     for number in (1, 4):
-        assert "returned before it began" in texts[number]
+        assert "handed back before it began" in texts[number]
         assert "/log?" not in texts[number]
-    assert "6 to 8,999 are left out" in texts[6]
+    assert "6 to 8,999 do not exist" in texts[6]
     assert "and 2 handed back before they began" in page
     assert "Loud: red cause" in told, "without the colours of a terminal"
-    assert "\nAttempt 4 was dispatched, and returned before it began" in told
+    assert "\nAttempt 4 was dispatched, and handed back before it began" in told
 
 
 def test_a_form_of_a_task_that_does_not_fit_stays_filled_in(house: House) -> None:

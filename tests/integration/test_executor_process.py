@@ -446,7 +446,7 @@ def test_output_that_is_too_deep_is_no_defect_of_the_worker(levels: int) -> None
 
 def test_json_has_no_nan() -> None:
     work = dataclasses.replace(execution("/bin/true"), input={"mean": float("nan")})
-    with pytest.raises(PayloadError, match="task 'shop.resize' goes out as JSON.* found nan at `mean`"):
+    with pytest.raises(PayloadError, match="task 'shop.resize' is sent as JSON.* found nan at `mean`"):
         outcome(work)
 
 

@@ -142,7 +142,7 @@ def test_a_scheduler_waits_for_a_read_only_postgres(
             assert "orchestrator scheduler" not in told
         eventually(scheduler.leading.is_set, "it leads again")
     assert ": a defect" not in caplog.text
-    assert caplog.text.count("Postgres cannot be used; nothing moves") == 1
+    assert caplog.text.count("Postgres cannot be used; no task starts") == 1
 
 
 def test_a_scheduler_waits_for_the_indexes_of_a_dump(
@@ -152,7 +152,7 @@ def test_a_scheduler_waits_for_the_indexes_of_a_dump(
     settings = Settings(database_url=database_url, redis_url=redis_url, lease=30.0)
     execute(database_url, "ALTER TABLE orchestrator.leases DROP CONSTRAINT leases_pkey")
     with running(database_url, redis_url, settings) as scheduler:
-        eventually(lambda: "Postgres cannot be used; nothing moves" in caplog.text, "it says so")
+        eventually(lambda: "Postgres cannot be used; no task starts" in caplog.text, "it says so")
         assert "no unique or exclusion constraint" in caplog.text
         execute(database_url, "ALTER TABLE orchestrator.leases ADD PRIMARY KEY (shard)")
         eventually(scheduler.leading.is_set, "it leads")

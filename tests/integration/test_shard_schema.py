@@ -271,7 +271,7 @@ def test_nothing_moves_while_a_client_uses_the_shard(settings: Settings, plain: 
 
 def test_nothing_goes_back_while_there_are_shards(settings: Settings) -> None:
     shards.upgrade(settings)
-    with pytest.raises(SchemaError, match="needs one shard"):
+    with pytest.raises(SchemaError, match="needs a database with one shard"):
         database.downgrade(settings.database_url, None)
 
 

@@ -160,7 +160,7 @@ def test_keys_of_subflows_in_each_other_fit_an_index_together(levels: int, fits:
     if fits:
         assert reading.from_data(flow).start == key
     else:
-        with pytest.raises(InvalidWorkflow, match="have 2,063 bytes together, and at most 2,000 are allowed"):
+        with pytest.raises(InvalidWorkflow, match="have 2,063 bytes together; at most 2,000 are allowed"):
             reading.from_data(flow)
 
 
