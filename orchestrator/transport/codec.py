@@ -233,7 +233,7 @@ def prepare(*kinds: Any) -> None:
 def decode(kind: type[M], data: bytes) -> M:
     """Decode one message of a type that was passed to `prepare`."""
     if len(data) > LARGEST_MESSAGE:
-        raise Malformed(f"{kind} expected: {len(data):,} bytes are more than any message has")
+        raise Malformed(f"{kind} expected: {len(data):,} bytes are too large for a message")
     try:
         return _decoders[kind].decode(data)  # type: ignore[no-any-return]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

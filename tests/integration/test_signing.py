@@ -104,7 +104,7 @@ def test_a_forged_report_counts_for_nothing(signed: System) -> None:
     signed.pass_seconds()
     assert signed.states(handle) == ["dispatched"]
     assert len(signed.quarantine()) == 4
-    for words in ("not signed", "not among signing_keys", "does not fit"):
+    for words in ("not signed", "not among signing_keys", "is invalid"):
         assert words in reasons(signed)
     worker.succeed(task)
     signed.pass_seconds()

@@ -137,7 +137,7 @@ def test_what_an_executor_lacks_here_is_handed_back_and_told(system: System) -> 
     for _ in range(2):  # once more, from the tick that hears of it
         system.pass_seconds()
         (sent,) = old.take()
-        old.report(Returned(sent.id, sent.attempt, "its executor lacks something here", 0.0, means))
+        old.report(Returned(sent.id, sent.attempt, "its executor cannot run on this worker", 0.0, means))
     system.pass_seconds(5)
     row = system.row(handle)
     assert (row["status"], row["failures"], row["hold"]) == ("pending", 0, "no executor: rq MINE")

@@ -126,7 +126,7 @@ def test_a_sound_definition_has_no_problems() -> None:
             "params.p.default",
             "expected a whole number, found the string 'x'.",
         ),
-        (define(step("a"), step("a")), "tasks.a", "two tasks are called 'a'."),
+        (define(step("a"), step("a")), "tasks.a", "two tasks are named 'a'."),
         (define(step("a b")), "tasks.a b", "starts with one of a-z, A-Z and _"),
         (define(step("item")), "tasks.item", "'item' has a special meaning in expressions: choose a different name."),
         (define(step("not")), "tasks.not", "'not' has a special meaning"),
