@@ -244,7 +244,7 @@ def test_a_worker_complains_of_a_number_that_is_still_another_after_a_change(
         for now, number in found:
             sharded.redis.set(keys.canary, f"shards={number}", ex=60)
             beating.check_shards(now)
-        wrong = f"Setting shards is {SHARDS}, and 1 at the scheduler that leads"
+        wrong = f"Setting shards is {SHARDS}, but 1 at the leading scheduler"
         return len({id(one) for one in caplog.records if wrong in one.getMessage()})  # others may propagate, too
 
     assert said((0, 1), (30, 1), (59, SHARDS), (90, SHARDS)) == 0

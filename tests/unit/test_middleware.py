@@ -437,7 +437,7 @@ def test_hooks_stand_around_a_turn_and_set_what_its_code_sees(caplog: pytest.Log
     assert isinstance(report, Activated)
     assert b"acme" in encode(report)
     assert [(turn.workflow, turn.run_id.bytes, turn.is_replay) for turn in seen] == [("flow", TASK, False)]
-    assert "middleware.failed hook=turn: the turn counts" in caplog.text
+    assert "middleware.failed hook=turn: the turn remains valid" in caplog.text
     assert tenant.get(None) is None
 
 

@@ -235,7 +235,7 @@ class Child:
         remaining, begun = self.held.unended(), self.held.begun()
         if self._blocking_turns:
             return [
-                Lost(*attempt, alone=False, reason="the code of its workflow kept the whole process to itself")
+                Lost(*attempt, alone=False, reason="the code of its workflow blocked the whole process")
                 if attempt in self._blocking_turns
                 else Returned(*attempt, _STOPPED, begun=attempt in begun)
                 for attempt in remaining

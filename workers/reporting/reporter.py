@@ -190,8 +190,8 @@ class Reporter:
                 return holders
             if time.monotonic() > give_up_at:
                 raise Uncertain(
-                    f"The scheduler has not said within {_KEY_TIMEOUT:g} s which task has the unique key of "
-                    f"{to_text(missing[0])}, so it is not known whether that one was stored."
+                    f"The scheduler has not answered within {_KEY_TIMEOUT:g} s which task has the unique key of "
+                    f"{to_text(missing[0])}, so it is unknown whether that task was stored."
                 )
             if time.monotonic() > ask_at:
                 self._enqueue(PendingReport(Enqueued([tasks[task] for task in missing])))
@@ -320,7 +320,9 @@ class Reporter:
             self._unapplied.clear()
             if rewind_of(generation) != rewind_of(self.generation):
                 if self._kept.is_incomplete:
-                    log.error("worker.reports_lost: Postgres has lost commits, and there were too many reports to keep")
+                    log.error(
+                        "worker.reports_lost: Postgres has lost commits, and there were too many reports to keep all"
+                    )
                 kept = [PendingReport(report) for report in self._kept.recall(self.jobs())]
                 lost, batch = ([without_completion(item) for item in items] for items in (lost, batch))
         resent = [*kept, *lost, *batch]

@@ -128,7 +128,7 @@ class Failures:
         """Hand back an attempt whose payload could not be read or stored: that is no failure of the task."""
         task, kind = job.dispatch, type(error).__name__
         if self._is_new("store", kind):
-            log.error("task.returned error=%s: it is tried again", error, extra=job.fields)
+            log.error("task.returned error=%s: it is retried", error, extra=job.fields)
         if isinstance(error, NoStore):
             return Returned(task.id, task.attempt, "no payload store", RETURN_DELAY, data_key=MEANS, begun=True)
         return Returned(task.id, task.attempt, "payload store unavailable", _STORE_DELAY, begun=True)
@@ -162,9 +162,7 @@ class Failures:
         """
         task = job.dispatch
         if self._is_new("task", task.name):
-            log.info(
-                "task.redirected executor=%s: the task was enqueued by its name alone", call.name, extra=job.fields
-            )
+            log.info("task.redirected executor=%s: the task was enqueued only by its name", call.name, extra=job.fields)
         return Returned(task.id, task.attempt, "an executor runs it", RETURN_DELAY, executor=call)
 
     def _backoff(self, job: Job) -> float | None:
