@@ -111,7 +111,7 @@ class Term:
         self._due_since = 0.0
         self._nudged_in_vain = False
         self._last_was_single = True
-        """The first task reported in the last tick ended without consequences for other tasks and runs."""
+        """In the last tick that moved tasks, the first of them ended without consequences for other tasks and runs."""
         self._may_be_committed = False
         """The last tick may have been committed before its end."""
         self._began_at: float | None = None

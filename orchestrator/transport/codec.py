@@ -85,7 +85,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     hungry: bool = False
     """All slots are busy, and the worker could start more processes. It asks whether its queues hold ready tasks."""
     still: Annotated[float, Meta(ge=0, lt=1e9)] = 0.0
-    """Seconds for which the process has been unresponsive, if too long; else 0."""
+    """Seconds for which the process has been stalled (unresponsive), if too long; else 0."""
     executions: Count = 0
     """The number of executions that the process can watch at once, in addition to its slots."""
     executing: Count = 0

@@ -556,7 +556,7 @@ def test_who_may_enqueue_stores_nothing_but_calls(system: System) -> None:
         )  # fmt: skip
         with pytest.raises(PayloadError, match="names a stored payload"):
             compose([named], args=composed.packed(stored.encoded()))
-        with pytest.raises(InvalidWorkflow, match="of compositions"):
+        with pytest.raises(InvalidWorkflow, match="reserved for compositions"):
             tasks.app._client.backend.workflows.apply(named)
     assert [row["name"] for row in system.sql("SELECT name FROM orchestrator.workflows")] == [named.name]
 

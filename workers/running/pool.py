@@ -359,7 +359,7 @@ class Pool:
             self.task_log.dropped(job)
 
     def spare(self, attempts: Iterable[tuple[bytes, int]]) -> None:
-        """Hand back these attempts if they have not begun: other workers with free slots can run them."""
+        """Hand back those of the attempts that have not begun: other workers with free slots can run them."""
         for job in self.received.among(set(attempts)):
             self._hand_back(job, "other workers have free slots")
 
