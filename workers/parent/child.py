@@ -72,7 +72,7 @@ class Child:
         self.parameters = b""
         """The parameters of the process's tasks, encoded."""
         self.doubtful = False
-        """Whether the process was told to pause, as the worker was cut off, until the leader says which attempts count."""
+        """Whether the process pauses, as the worker was cut off, until the leader says which attempts count."""
         self.worn = False
         """Whether the process is too old or too large, and works only until its successor is ready."""
         self.draining = False
