@@ -45,7 +45,7 @@ class NonblockingHandler(logging.Handler):
         try:
             line = self.format(record)
         except Exception as error:  # noqa: BLE001  # logging's default error output to stderr could block
-            line = f"a line of this log cannot be shown: {record.msg!r}: {error!r}"
+            line = f"a line of this log cannot be formatted: {record.msg!r}: {error!r}"
         self._enqueue(f"{line}\n")
         self._send()
 

@@ -469,9 +469,7 @@ def test_every_page_says_why_nothing_moves_and_what_to_do(house: House, anyone: 
     try:
         eventually(lambda: anyone.get("/ui/pulse").json()["outage"] == "the scheduler cannot work", "it is looked at")
         message = anyone.get("/ui/pulse").json()["message"]
-        assert re.match(
-            r"The scheduler host:1 leads, but has done no work for 1m( \d+s)?: its disk is full\.", message
-        )
+        assert re.match(r"The scheduler host:1 leads, but has done no work for 1m( \d+s)?: its disk is full\.", message)
         for path in pages:
             assert anyone.get(path).text.count("its disk is full. A healthy standby would have taken over") == 1, path
     finally:

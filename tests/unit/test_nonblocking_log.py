@@ -134,7 +134,7 @@ def test_a_file_is_written_where_others_write_too(tmp_path: Path) -> None:
         os.write(file.fileno(), b"fourth\n")
     first, second, third, fourth = path.read_text().splitlines()
     assert (first, second, fourth) == ("first", "second \\udcff", "fourth")
-    assert third.startswith("a line of this log cannot be shown: '%d': TypeError")
+    assert third.startswith("a line of this log cannot be formatted: '%d': TypeError")
 
 
 def test_lines_go_where_they_went_though_somebody_closes_the_descriptor(tmp_path: Path) -> None:

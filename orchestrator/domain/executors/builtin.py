@@ -205,7 +205,7 @@ class Process(ExecutorOptions, frozen=True, kw_only=True):
         if not program or len(program) > 200 or "*" in program or ".." in program.split("/"):
             return [("command", "expected a program of 1 to 200 characters, without * and .., as its first word.")]
         if unnamed := [name for name in self.env if not name or "=" in name]:
-            return [("env", f"{unnamed[0]!r} cannot be the name of a variable here.")]
+            return [("env", f"{unnamed[0]!r} cannot be set as a variable here.")]
         if loading := [name for name in self.env if name.startswith(("LD_", "DYLD_"))]:
             return [("env", f"{loading[0]} could make the program run different code, so it cannot be set.")]
         if self.cwd is not None and not self.cwd.startswith("/"):

@@ -107,7 +107,7 @@ def _params_of(start: StartSteps) -> Any:
     params = open_json(msgspec.json.decode(start.params))
     if isinstance(params, msgspec.msgpack.Ext):
         raise PayloadError(
-            f"The parameters of workflow {start.workflow!r} are sealed, and the scheduler has no data key for them "
+            f"The parameters of workflow {start.workflow!r} are sealed, but the scheduler has no data key for them "
             f"(setting data_keys)."
         )
     return params
