@@ -316,7 +316,7 @@ class Condition(NamedTuple):
 
     def refusal(self, name: str, version: int | None, hash: str | None) -> str | None:
         """Return why the condition is not met, or None. Version and hash are None without a version."""
-        actual = "there is no such version" if hash is None else f"its version {version} has the hash {hash!r}"
+        actual = "there is no version" if hash is None else f"its version {version} has the hash {hash!r}"
         if self.one_of is not None and not _has(self.one_of, hash):
             if ANY in self.one_of:
                 return f"Workflow {name!r} should exist already, but {actual}."
