@@ -274,7 +274,7 @@ def _stop_on_signal(scheduler: Scheduler, settings: Settings, keys: Keys) -> Non
         scheduler.stop()
         nudge(waker, keys)  # the scheduler may be waiting for an event
         threading.Event().wait(settings.lease)
-        log.warning("scheduler.stopped_hard: Postgres or Redis did not answer; the lease will expire")
+        log.warning("scheduler.stopped_hard: the scheduler did not stop in time; the lease will expire")
         os._exit(0)
 
     def on_signal(*_: object) -> None:

@@ -198,7 +198,7 @@ class Runner:
                 turn = self._engine.follow(dispatch.run_id, dispatch.id, report.result, begin, leader_time)
                 return None if turn is None else self._results.store_turn(job, turn)
         except BaseException as error:  # noqa: BLE001  # the task has succeeded, whether or not the turn fails
-            log.debug("run.turn_dropped error=%r: the leader sends it again", error, extra=job.fields)
+            log.debug("run.turn_dropped error=%r: the leader sends the turn", error, extra=job.fields)
             return None
         finally:
             job.uninterruptible()
