@@ -643,7 +643,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
     assert "! No scheduler leads" in people
     assert re.search(r"^workers +unknown: no scheduler leads", people, re.MULTILINE)
     assert "no live worker" not in people
-    assert "! No live worker of queue 'system' knows 'shop.unheard_of': 1 wait, the first fails in " in people
+    assert "! No live worker of queue 'system' knows 'shop.unheard_of': 1 waiting, the first fails in " in people
 
     with engine.begin() as connection:
         term = leases.acquire(connection, 0, NOBODY, 600.0, "here:7")

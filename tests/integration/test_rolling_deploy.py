@@ -349,7 +349,7 @@ def test_where_nobody_was_given_the_database_whoever_waits_is_told(system: Syste
     with system.engine.connect() as connection:
         (trouble,) = trouble_of(overview(connection), system.settings.lease)
     assert (trouble.kind, trouble.about) == ("no database", "pay")
-    assert re.search(f"{told}: 1 wait, the first fails in ", trouble.message)
+    assert re.search(f"{told}: 1 waiting, the first fails in ", trouble.message)
 
     system.sql("UPDATE orchestrator.tasks SET wake_at = now() - interval '1 second'")
     system.pass_seconds(2)
