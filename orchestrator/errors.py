@@ -95,11 +95,13 @@ class Duplicate(OrchestratorError):
         self.task_id = task_id
 
     @classmethod
-    def other_call(cls, key: str, task_id: str, difference: str = "another name or other arguments") -> Duplicate:
+    def other_call(
+        cls, key: str, task_id: str, difference: str = "a different name or different arguments"
+    ) -> Duplicate:
         """Return the error that an idempotency key belongs to a different call."""
         return cls(
-            f"Task {task_id} was enqueued under the key {key!r} with {difference}; this one was not enqueued. A "
-            f"repeated call is the same in all of that, and another one needs a key of its own.",
+            f"Task {task_id} was enqueued under the key {key!r} with {difference}; this task was not enqueued. A "
+            f"repeated call must have the same name and arguments; a different call needs its own key.",
             task_id,
         )
 
@@ -134,8 +136,8 @@ class NotFound(OrchestratorError):
     def by_id(cls, what: str, identifier: str) -> NotFound:
         """Return the error that no task or run has this id, at least not any more."""
         error = cls(
-            f"No {what} has the id {identifier}. If one had, it may have been pruned: the settings retention_success "
-            f"and retention_failed say how long what has ended is kept."
+            f"No {what} has the id {identifier}. It may have been pruned: the settings retention_success and "
+            f"retention_failed set how long ended tasks and runs are kept."
         )
         error.sought = what, identifier
         return error
@@ -287,7 +289,7 @@ class RetryLater(OrchestratorError):
     def __init__(self, seconds: float, reason: str = "") -> None:
         if not isinstance(seconds, (Real, Decimal)) or not 0 <= seconds <= 1e9:
             raise ValueError(f"RetryLater: expected the seconds to wait, from 0 to 1e9, found {seconds!r}")
-        super().__init__(reason or f"asked to be tried again in {float(seconds):g} s")
+        super().__init__(reason or f"asked to be retried in {float(seconds):g} s")
         self.seconds: float = seconds
 
 

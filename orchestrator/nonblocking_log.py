@@ -45,7 +45,7 @@ class NonblockingHandler(logging.Handler):
         try:
             line = self.format(record)
         except Exception as error:  # noqa: BLE001  # logging's default error output to stderr could block
-            line = f"a line of this log cannot be shown: {record.msg!r}: {error!r}"
+            line = f"a line of this log cannot be formatted: {record.msg!r}: {error!r}"
         self._enqueue(f"{line}\n")
         self._send()
 
@@ -116,7 +116,7 @@ class NonblockingHandler(logging.Handler):
     def _send(self) -> None:
         while self._buffer or self._dropped:
             if not self._buffer:
-                self._append(f"{self._dropped} lines of this log were dropped: nobody read it\n".encode(), 1)
+                self._append(f"{self._dropped} lines of this log were dropped: its output was not read\n".encode(), 1)
                 self._dropped = 0
             data, lines = self._buffer[0]
             written = self._open().write(data)

@@ -128,7 +128,7 @@ def whole_reference(data: bytes) -> Reference | None:
 def read_reference(data: bytes) -> Reference:
     """Decode a reference from the data of an extension."""
     if not data.startswith(MARK):
-        raise ValueError("a reference to a stored payload was expected")
+        raise ValueError("expected a reference to a stored payload")
     try:
         ref = _decode(data[len(MARK) :])
     except msgspec.MsgspecError as error:

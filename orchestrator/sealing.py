@@ -122,7 +122,8 @@ def _vault(namespace: str, text: str, path: str) -> Vault | None:
         id, colon, secret = part.partition(":")
         if not colon or id in keys:
             raise ConfigurationError(
-                f"Setting {name}: expected id:secret, by comma, the one in use first, and each id once. {_ADVICE}"
+                f"Setting {name}: expected id:secret pairs separated by commas, the active one first, and each id "
+                f"once. {_ADVICE}"
             )
         check_key_id(id)
         keys[id] = decode_secret(name, secret, _ADVICE)
@@ -200,7 +201,7 @@ def open_extension(data: bytes, kind: bytes) -> bytes:
     if ciphers is None:
         known = ", ".join(_ciphers) or "none"
         raise Sealed(
-            f"A value is sealed with data key {id!r:.40}, and this process has {known}. See the setting data_keys.",
+            f"A value is sealed with data key {id!r:.40}, but this process has {known}. See the setting data_keys.",
             id,
             is_missing=_KEY_ID.fullmatch(id) is not None,
         )
@@ -214,8 +215,8 @@ def open_extension(data: bytes, kind: bytes) -> bytes:
                 if type(error).__name__ != "InvalidTag" and not isinstance(error, ValueError):
                     raise
     raise Sealed(
-        f"A value that is sealed with data key {id!r} cannot be opened: it was altered, or is of another place, or "
-        f"another key has that id here.",
+        f"A value that is sealed with data key {id!r} cannot be decrypted: it was changed, belongs to a different "
+        f"place, or the id names a different key here.",
         id,
     )
 

@@ -35,8 +35,8 @@ def decode_secret(name: str, text: str, advice: str) -> bytes:
         secret = b""
     if len(secret) < MIN_LENGTH:
         raise ConfigurationError(
-            f"Setting {name}: expected secrets of at least {MIN_LENGTH} bytes in base64, by comma, the one in use "
-            f"first; found one that is none, or has {len(secret)} bytes. {advice}"
+            f"Setting {name}: expected secrets of at least {MIN_LENGTH} bytes in base64, separated by commas, the active "
+            f"one first; found one that is invalid, or has {len(secret)} bytes. {advice}"
         )
     return secret
 
@@ -50,7 +50,7 @@ def service_keys(text: str, path: str) -> list[str]:
     keys = read_secrets("service_keys", text, path, advice)
     if not all(_SERVICE_KEY.fullmatch(key) for key in keys):
         raise ConfigurationError(
-            f"Setting service_keys: expected keys of 32 to 200 letters, digits and + / = _ . ~ -, by comma, the one in "
-            f"use first; found one that is none. {advice}"
+            f"Setting service_keys: expected keys of 32 to 200 letters, digits and + / = _ . ~ -, separated by commas, "
+            f"the active one first; found one that is invalid. {advice}"
         )
     return keys

@@ -247,15 +247,15 @@ class Settings:
             return late
         if self.api_url:
             raise ConfigurationError(
-                f"This needs Postgres and Redis themselves, and setting {name} is not set, but api_url. Run it where "
-                f"they can be reached, with ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL."
+                f"This needs direct access to Postgres and Redis, but setting {name} is not set, only api_url. Run it "
+                f"where both can be reached, with ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL."
             )
         reason = distrust(path) if path is not None else None
         raise ConfigurationError(
             f"Setting {name} is not set. Set ORCHESTRATOR_{name.upper()} (e.g. {example}), or {name} under "
             f"[tool.orchestrator] in pyproject.toml. For development, run `orchestrator dev` in this folder: it brings "
             f"its own Postgres and Redis, and other commands run here find them."
-            f"{f' What {path} says is not believed: {reason}.' if reason else ''}"
+            f"{f' The settings in {path} are ignored: {reason}.' if reason else ''}"
         )
 
 
@@ -293,7 +293,7 @@ def misspelt(environ: Mapping[str, str]) -> Iterator[str]:
         name = variable.removeprefix(_PREFIX).lower()
         is_ours = name in _FIELDS or name in _NO_SETTINGS
         if variable.startswith(_PREFIX) and not is_ours and (nearest := did_you_mean(name, _FIELDS)):
-            yield f"{variable} in the environment is no setting, and ignored.{nearest}"
+            yield f"{variable} in the environment is not a setting, and is ignored.{nearest}"
 
 
 def check_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,7 +355,7 @@ def _validated(settings: Settings) -> Settings:
         value = getattr(settings, name)
         if name in _UNLIMITED_IF_ZERO:
             if value != 0 and not MIN_RETENTION <= value <= MAX_RETENTION:
-                expected = f"{MIN_RETENTION:g} seconds or more, up to a hundred years, or 0 to keep for ever"
+                expected = f"{MIN_RETENTION:g} seconds or more, up to a hundred years, or 0 to keep forever"
                 raise _unfit(name, expected, repr(value))
         elif isinstance(field.default, (int, float)):
             limit = _MAX_BY_NAME.get(name, _MAX_NUMBER)
@@ -363,8 +363,8 @@ def _validated(settings: Settings) -> Settings:
                 raise _unfit(name, f"a positive number up to {limit:,.0f}", repr(value))
     if not _NAMESPACE.fullmatch(settings.namespace):
         expected = (
-            "up to 40 small letters, digits and _ that begin with a letter and are no schema of Postgres's own "
-            "(pg_…, public, information_schema)"
+            "up to 40 small letters, digits and _ that begin with a letter and are not the name of a Postgres schema ("
+            "pg_…, public, information_schema)"
         )
         raise _unfit("namespace", expected, repr(settings.namespace))
     if len(settings.release) > 100 or not settings.release.isprintable():  # sent with each heartbeat

@@ -155,7 +155,7 @@ class Outage:
                 self._works_since = now
             if self.is_ongoing and now - self._works_since >= self._calm:
                 self.is_ongoing, self._over_at = False, now
-                times = f", in which it worked for a moment {self._relapses} times" if self._relapses else ""
+                times = f", with {self._relapses} short recoveries" if self._relapses else ""
                 duration = self._works_since - self._began
                 self._log.warning(
                     "service.available: %s can be used again, after %.1f s%s",

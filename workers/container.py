@@ -102,7 +102,7 @@ class RemoteFolder:
         except ImportError as error:
             raise ConfigurationError(
                 f"{self.name} needs a package that is not installed: {error}. Install it: pip install "
-                f"'durable-orchestrator[payloads]', and what fsspec wants for it: s3fs for s3://, gcsfs for gs://"
+                f"'durable-orchestrator[payloads]', and the fsspec package for it: s3fs for s3://, gcsfs for gs://"
             ) from error
 
     def read(self, file: str) -> bytes:
@@ -206,7 +206,7 @@ class Board:
             try:
                 self._write("running")
             except Exception as error:  # noqa: BLE001  # any error of the folder; the task goes on
-                log.warning("container.heartbeat_failed error=%s: it is tried again", error)
+                log.warning("container.heartbeat_failed error=%s: it is retried", error)
 
     def _write(self, status: str) -> None:
         with self._lock:
@@ -226,7 +226,7 @@ class Board:
             except Exception as error:
                 if number == _MAX_TRIES:
                     raise
-                log.warning("container.write_failed file=%s error=%s: it is tried again", file, error)
+                log.warning("container.write_failed file=%s error=%s: it is retried", file, error)
                 time.sleep(_PAUSE * number)
 
 
@@ -261,13 +261,13 @@ def _encoded_result(call: Callable[[], Any]) -> bytes:
         value = asyncio.run(value)
     data = msgspec.to_builtins(value, str_keys=True)
     if (reason := unstorable(data)) is not None:
-        raise GiveUp(f"The work is done, but its result is no plain data: {reason}.")
+        raise GiveUp(f"The work is done, but its result is not plain data: {reason}.")
     return msgspec.json.encode(data)
 
 
 def _error_fields(error: BaseException) -> dict[str, Any]:
     detail = "".join(traceback.format_exception(error))[-_MAX_TEXT:]
-    message = "It was told to end (SIGTERM)." if isinstance(error, Terminated) else str(error)
+    message = "It was terminated (SIGTERM)." if isinstance(error, Terminated) else str(error)
     is_final = isinstance(error, GiveUp)
     return {"kind": type(error).__name__, "message": message[:_MAX_TEXT], "retryable": not is_final, "detail": detail}
 

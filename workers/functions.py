@@ -66,12 +66,12 @@ def _find_app(path: str) -> Orchestrator:
         hint = inner or did_you_mean(attribute, apps) or (f" It has: {', '.join(apps)}." if apps else _NO_APPS)
         raise ConfigurationError(f"{attribute!r} in module {module_name!r} is not an Orchestrator.{hint}")
     if len({id(app) for app in apps.values()}) != 1:
-        several = f" Say which: {', '.join(f'{module_name}:{name}' for name in apps)}." if apps else _NO_APPS
+        several = f" Name one: {', '.join(f'{module_name}:{name}' for name in apps)}." if apps else _NO_APPS
         raise ConfigurationError(f"Module {module_name!r} holds {len(apps)} applications.{several}")
     return next(iter(apps.values()))
 
 
-_NO_APPS = " It has none: app = Orchestrator() makes one."
+_NO_APPS = " The module has none: create one with app = Orchestrator()."
 
 
 def _applications(module: ModuleType) -> dict[str, Orchestrator]:
@@ -291,12 +291,12 @@ def post(url: str, body: Any, destinations: Destinations) -> int:
     from orchestrator.workers.executors import asking  # imported late: without h11 a process starts sooner
 
     if destinations.mode == "off":
-        raise GiveUp("Webhooks are turned off for this worker (setting webhooks).")
+        raise GiveUp("Webhooks are disabled for this worker (setting webhooks).")
     host, port, is_secure, path = _parse(url)
     try:
         data = json.dumps(body, default=str, allow_nan=False).encode()
     except ValueError as error:
-        raise GiveUp(f"The body of the webhook goes out as JSON, which has no NaN and no infinity: {error}.") from None
+        raise GiveUp(f"The body of the webhook is sent as JSON, which has no NaN and no infinity: {error}.") from None
     try:
         address, request = asking.Endpoint(host, port, is_secure, ""), asking.Request("POST", path, data)
         status = asyncio.run(_status(address, request, destinations))
@@ -304,15 +304,15 @@ def post(url: str, body: Any, destinations: Destinations) -> int:
         raise GiveUp(f"The webhook is not sent: {error}. The worker's operator can allow it.") from None
     except asking.Unanswered as error:
         if isinstance(error.__cause__, UnicodeError):
-            raise GiveUp("The host of the webhook is no name that can be resolved.") from None
+            raise GiveUp("The host of the webhook cannot be resolved.") from None
         raise WebhookFailed(f"{error}.") from error
     except asking.Unreadable as error:
         raise WebhookFailed(f"{error}.") from error
     except TimeoutError as error:
         raise WebhookFailed(f"{host} did not answer within {_TIMEOUT:g} s.") from error
     if not 200 <= status < 300:
-        remark = " Redirects are not followed: give the address that they lead to." if 300 <= status < 400 else ""
-        raise WebhookFailed(f"{host} answered with status {status}, where 2xx was expected.{remark}")
+        remark = " Redirects are not followed: use the final address." if 300 <= status < 400 else ""
+        raise WebhookFailed(f"{host} answered with status {status}, expected 2xx.{remark}")
     return status
 
 
@@ -329,9 +329,9 @@ def _parse(url: str) -> tuple[str, int, bool, str]:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise GiveUp("The address of the webhook cannot be read.") from None
+        raise GiveUp("The address of the webhook is not valid.") from None
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise GiveUp(f"A webhook has an http or https address; found one with {parts.scheme[:20] or 'no scheme'!r}.")
+        raise GiveUp(f"A webhook needs an http or https address; found one with {parts.scheme[:20] or 'no scheme'!r}.")
     if parts.username is not None or parts.password is not None:
         raise GiveUp("The address of a webhook cannot hold a user or password: put a token into its path or its body.")
     path = quote(parts.path or "/", safe=_UNQUOTED) + (f"?{quote(parts.query, safe=_UNQUOTED)}" if parts.query else "")

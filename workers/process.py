@@ -212,7 +212,7 @@ class WorkerProcess:
     def _leave_open(self, finished: bool) -> None:
         """Exit although a resource or a lifespan does not close."""
         name = ", ".join(self._app._resources.closing)
-        log.error("resource.close_hangs resource=%s: the process ends without it", name)
+        log.error("resource.close_hangs resource=%s: the process ends without closing it", name)
         self._leave()
         end_process(self._held, Farewell.FINISHED if finished else Farewell.UNFINISHED)
 
@@ -279,7 +279,7 @@ class WorkerProcess:
         """Ask to be replaced, because the event loop is blocked. Another process runs new asynchronous tasks."""
         log.error("process.event_loop_blocked: %s; this process is replaced", why)
         self.retire()
-        self._notify_parent(Leaving("its event loop stands still", at_once=True))
+        self._notify_parent(Leaving("its event loop is blocked", at_once=True))
 
     def _notify_parent(self, message: Hello | Leaving) -> None:
         with self._pipe_lock:

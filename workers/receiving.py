@@ -187,7 +187,11 @@ class Receiver:
             if self._joined:
                 return self._streams.take(self._joined, self._worker, [self._private], _MAX_MESSAGES, 0.001)
         except (StreamsGone, *UNAVAILABLE) as error:
-            log.debug("worker.orders_unreturned error=%s: the leader finds them", error)
+            log.debug(
+                "worker.orders_unreturned error=%s: tasks sent only to this process stay unread until the "
+                "leader finds them",
+                error,
+            )
         return []
 
     def _receive_executions(self) -> None:
@@ -232,7 +236,7 @@ class Receiver:
             elif len(jobs) < remaining:
                 jobs.append(job)
             else:
-                self._return(job, "its process has run enough")
+                self._return(job, "its process reached its task limit")
         if executions:
             self._pool.execute(executions)
             if self._executing is None:

@@ -67,7 +67,7 @@ _T = TaskState
 TASK_TRANSITIONS: tuple[Transition[TaskState], ...] = _expand(
     [
         ((_T.PENDING,), _T.DISPATCHED, "the scheduler claims it, perhaps as it creates it; attempt + 1"),
-        ((_T.PENDING,), _T.FAILED, "expired; its run timed out; it cannot be evaluated; nobody knows it"),
+        ((_T.PENDING,), _T.FAILED, "expired; its run timed out; it cannot be evaluated; no worker knows it"),
         ((_T.PENDING,), _T.SKIPPED, "an upstream failed or a branch was not taken"),
         ((_T.PENDING, _T.DISPATCHED, _T.RUNNING), _T.CANCELLED, "a person or a parent cancelled it"),
         ((_T.DISPATCHED,), _T.RUNNING, "the worker says it started"),

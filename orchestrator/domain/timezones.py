@@ -78,7 +78,7 @@ def to_text(time: datetime) -> str:
 def from_text(text: str) -> datetime:
     """Parse a datetime. If this machine does not know the named zone, the datetime keeps its offset."""
     if len(text) > _MAX_LENGTH or not (match := _TEXT.fullmatch(text)):
-        raise ValueError("a time, perhaps with its zone, was expected")
+        raise ValueError("expected a time, optionally with a time zone")
     time = datetime.fromisoformat(match[1])
     if not match[2]:
         return time

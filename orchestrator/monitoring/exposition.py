@@ -129,17 +129,19 @@ _PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 def own_metrics(role: str, **outages: Outage) -> Iterator[Family]:
     """Yield the version, CPU time and memory of this process, and its outages by server."""
     release = {"version": version("durable-orchestrator"), "python": sys.version.split()[0], "role": role}
-    yield gauge("orchestrator_build_info", "Which release this process runs, and as what.", (release, 1))
+    yield gauge("orchestrator_build_info", "Release and role of this process.", (release, 1))
     used = os.times()
     yield counter("process_cpu_seconds_total", "CPU time of this process.", ({}, round(used.user + used.system, 3)))
-    yield gauge("process_start_time_seconds", "When this process started, as Unix time.", ({}, round(_STARTED, 3)))
+    yield gauge("process_start_time_seconds", "Start of this process, as Unix time.", ({}, round(_STARTED, 3)))
     memory = _resident_memory()
     if memory is not None:
         yield gauge("process_resident_memory_bytes", "Memory of this process.", ({}, memory))
     lasting = [({"server": name}, float(outage.is_ongoing)) for name, outage in outages.items()]
-    yield gauge("orchestrator_outage", "Whether this process cannot use a server now.", *lasting)
+    yield gauge("orchestrator_outage", "Whether a server is unavailable to this process now.", *lasting)
     begun = [({"server": name}, float(outage.begun)) for name, outage in outages.items()]
-    yield counter("orchestrator_outages_total", "Times that this process could not use a server.", *begun)
+    yield counter(
+        "orchestrator_outages_total", "Number of times that a server became unavailable to this process.", *begun
+    )
 
 
 def _resident_memory() -> int | None:

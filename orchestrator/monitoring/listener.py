@@ -134,7 +134,7 @@ class Listener:
         except OSError as error:
             if not self._retry_at:
                 self._log.error(
-                    "metrics.not_served host=%s port=%d error=%s: the process tries again",
+                    "metrics.not_served host=%s port=%d error=%s: the process retries",
                     self._host,
                     self._port,
                     error.strerror,
@@ -183,7 +183,7 @@ class Listener:
     def _answer(self, request: bytes, is_local: bool) -> bytes:
         words = request.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3:
-            return _response(400, {"error": "this is no HTTP request"})
+            return _response(400, {"error": "this is not an HTTP request"})
         method, target = words[:2]
         if method not in ("GET", "HEAD"):
             return _response(405, {"error": f"{method[:20]} is not served, only GET"}, allow="GET, HEAD")
@@ -191,7 +191,7 @@ class Listener:
             response = self._route(target.partition("?")[0], is_local)
         except Exception:  # noqa: BLE001  # monitoring must not end what it watches
             self._log.exception("metrics.failed")
-            response = _response(503, {"error": "metrics could not be told; the log says why"})
+            response = _response(503, {"error": "metrics could not be read; the log says why"})
         return response if method == "GET" else response[: response.index(b"\r\n\r\n") + 4]
 
     def _route(self, path: str, is_local: bool) -> bytes:
@@ -205,7 +205,7 @@ class Listener:
                 obstacles = dict.fromkeys(obstacles, REASON_HIDDEN)
             status = {"status": "not ready" if obstacles else "ready"}
             return _response(503 if obstacles else 200, status | ({"obstacles": obstacles} if obstacles else {}))
-        return _response(404, {"error": "served are /metrics, /healthz and /readyz"})
+        return _response(404, {"error": "not found; paths are /metrics, /healthz and /readyz"})
 
 
 def _ready(waits_for: Iterable[socket.socket]) -> list[object]:

@@ -114,8 +114,10 @@ class SystemGauges:
         yield gauge("orchestrator_redis_up", "Whether Redis answers.", ({}, 1))
         yield gauge("orchestrator_redis_memory_bytes", "Memory that Redis uses.", ({}, memory["used_memory"]))
         limit = memory.get("maxmemory", 0)
-        yield gauge("orchestrator_redis_memory_limit_bytes", "Memory that Redis may use; 0 is any.", ({}, limit))
-        help = "Messages that could not be understood or applied, and were set aside."
+        yield gauge(
+            "orchestrator_redis_memory_limit_bytes", "Memory that Redis may use; 0 means unlimited.", ({}, limit)
+        )
+        help = "Messages in quarantine, which could not be decoded or applied."
         yield gauge("orchestrator_quarantined_messages", help, ({}, quarantined))
 
 
@@ -163,7 +165,7 @@ def of_demands(demands: Sequence[QueueDemand]) -> Family:
     samples = [({"queue": demand.queue}, float(demand.wanted)) for demand in by_size[:MAX_QUEUES]]
     if rest := by_size[MAX_QUEUES:]:
         samples.append(({"queue": OTHER_QUEUES}, float(sum(demand.wanted for demand in rest))))
-    return gauge(WANTED, "How many tasks of a queue workers should run at once to start them in time.", *samples)
+    return gauge(WANTED, "Slots that a queue needs to start its tasks in time.", *samples)
 
 
 WANTED = "orchestrator_queue_wanted_slots"
@@ -174,29 +176,32 @@ _OF_QUEUES = {
     ),
     "orchestrator_queue_slots": (
         "slots",
-        "How many tasks the live workers of a queue run at once, of all their queues together.",
+        "Slots of the live workers of a queue, shared by all their queues.",
     ),
     "orchestrator_queue_paused": ("paused", "Whether a queue is paused."),
 }
 _OF_SYSTEM = {
-    "orchestrator_lease_term": ("term", "Number of the present term of leading."),
+    "orchestrator_lease_term": ("term", "Number of the current leader's term."),
     "orchestrator_lease_remaining_seconds": ("lease_remaining", "Time until the lease runs out unless it is renewed."),
     "orchestrator_leader_idle_seconds": ("leader_idle", "Time since the leader last did all of its work."),
     "orchestrator_inbox_requests": ("inbox", "Requests that the leader has not applied yet, counted up to 10000."),
-    "orchestrator_stuck_runs": ("stuck_runs", "Runs that cannot go on."),
+    "orchestrator_stuck_runs": ("stuck_runs", "Runs that are stuck."),
     "orchestrator_late_schedules": ("late_schedules", "Schedules that should have fired more than a minute ago."),
-    "orchestrator_schedule_lateness_seconds": ("lateness", "Time since the first of these should have fired."),
+    "orchestrator_schedule_lateness_seconds": (
+        "lateness",
+        "Time since the first of the late schedules should have fired.",
+    ),
     "orchestrator_workers": ("live_workers", "Live worker processes."),
-    "orchestrator_slots": ("slots", "How many tasks the live workers run at once."),
-    "orchestrator_slots_used": ("running", "How many tasks the live workers run now."),
-    "orchestrator_open_tasks": ("open_tasks", "Open tasks in all, as Postgres estimates."),
+    "orchestrator_slots": ("slots", "Slots of the live workers."),
+    "orchestrator_slots_used": ("running", "Tasks that the live workers run now."),
+    "orchestrator_open_tasks": ("open_tasks", "Open tasks in total, as Postgres estimates."),
     "orchestrator_postgres_dead_rows": ("dead_rows", "Dead rows of open tasks that vacuum has not removed."),
     "orchestrator_postgres_oldest_transaction_seconds": (
         "transaction_age",
         "Age of the oldest open transaction, behind which vacuum removes nothing.",
     ),
-    "orchestrator_postgres_connections": ("connections", "Connections to Postgres, of all its programs."),
-    "orchestrator_postgres_connections_limit": ("max_connections", "How many connections Postgres takes."),
+    "orchestrator_postgres_connections": ("connections", "Open connections to Postgres, of all programs."),
+    "orchestrator_postgres_connections_limit": ("max_connections", "Maximum number of connections to Postgres."),
     "orchestrator_postgres_size_bytes": ("size", "Size of the tables on disk, with their indexes."),
 }
 

@@ -90,24 +90,25 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
         yield Trouble(
             kind="worker stands still",
             about=worker.id,
-            message=f"Worker {worker.id} (process {worker.pid} on {worker.host}) {describe_stall(worker)}: code of a "
-            f"task keeps the interpreter to itself, or somebody has stopped the process. When a task of it comes to "
-            f"its timeout or is cancelled, the process is replaced: orchestrator tasks cancel ID, or, for a run of a "
-            f"workflow as code, orchestrator runs terminate ID",
+            message=f"Worker {worker.id} (process {worker.pid} on {worker.host}) {describe_stall(worker)}: a task holds "
+            f"the interpreter (GIL), or the process was paused. It is replaced when one of its tasks times out or is "
+            f"cancelled: orchestrator tasks cancel ID, or, for a run of a workflow as code, orchestrator runs "
+            f"terminate ID",
         )
     if overview.stuck_runs:
         yield Trouble(
             kind="stuck runs",
-            message=f"{counted(overview.stuck_runs, 'run')} cannot go on; the newest: "
-            f"{sentence(overview.stuck_reason or 'nobody knows why')} Look at them: orchestrator runs list --stuck",
+            message=f"{counted(overview.stuck_runs, 'run')} cannot continue; the newest: "
+            f"{sentence(overview.stuck_reason or 'the reason is unknown.')} Look at them: orchestrator runs list "
+            f"--stuck",
         )
     for failing in overview.failing_schedules:
         yield Trouble(kind="failing schedule", message=f"Schedule {failing.key} starts nothing: {failing.error}")
     for forgotten in overview.forgotten_schedules:
         yield Trouble(
             kind="forgotten schedule",
-            message=f"Schedule {forgotten.key} is no longer in the code of {forgotten.origin}, and still fires. "
-            f"Delete it: orchestrator schedules delete {forgotten.key}",
+            message=f"Schedule {forgotten.key} is no longer in the code of {forgotten.origin}, but still fires. Delete "
+            f"it: orchestrator schedules delete {forgotten.key}",
         )
 
 
@@ -141,28 +142,28 @@ def of_shards(overview: Overview, shards: int) -> Iterator[Trouble]:
 
 def _useless(address: str, shard: str, idle: float | None, reason: str | None) -> str:
     return (
-        f"The scheduler {address} leads{shard} and has not done its work for {duration(idle)}: "
-        f"{sentence(reason or 'it does not say why')} A standby that can do better takes over by itself; none has. "
-        f"Mend that, or start a scheduler elsewhere: orchestrator scheduler"
+        f"The scheduler {address} leads{shard}, but has done no work for {duration(idle)}: "
+        f"{sentence(reason or 'it gives no reason.')} A healthy standby would have taken over; there is none. Fix the "
+        f"cause, or start a scheduler elsewhere: orchestrator scheduler"
     )
 
 
 def describe_stall(worker: WorkerView) -> str:
     """Describe how long a worker has been stuck, and with which tasks."""
     tasks = ", ".join(map(str, worker.holds)) or "no task"
-    return f"stands still for {duration(worker.still)}, holds {tasks}"
+    return f"has been unresponsive for {duration(worker.still)}, holds {tasks}"
 
 
 def _unknown(unknown: UnknownTasks, now: datetime) -> str:
     """Describe which task or workflow is unknown, and what will happen."""
     end = ago(unknown.fails_at, now)
     if not unknown.runs:
-        return f"{unknown.name!r}: {unknown.tasks:,} wait{f', the first fails {end}' if end else ''}"
-    what = f"workflow {unknown.name!r}: {unknown.runs:,} of its runs wait"
+        return f"{unknown.name!r}: {unknown.tasks:,} waiting{f', the first fails {end}' if end else ''}"
+    what = f"workflow {unknown.name!r}: {unknown.runs:,} waiting"
     if not end:
         return what
-    others = "" if unknown.begun == unknown.runs else "; those that have not begun fail then"
-    begun = f", {unknown.begun:,} after their start: the first is stuck {end}, and goes on when a worker has it again"
+    others = "" if unknown.begun == unknown.runs else "; runs that have not started fail then"
+    begun = f", {unknown.begun:,} of them started: the first is stuck {end}, and resumes when a worker knows it again"
     return f"{what}, the first fails {end}" if not unknown.begun else f"{what}{begun}{others}"
 
 
@@ -171,45 +172,47 @@ def foreign_data(view: RedisView) -> Iterator[Trouble]:
     for foreign in view.foreign_keys:
         yield Trouble(
             kind="foreign key",
-            message=f"Redis key {foreign.key} holds a {foreign.found} where a {foreign.expected} of ours belongs, and "
-            f"whatever needs it fails. Find out who wrote it, then: redis-cli DEL '{foreign.key}'",
+            message=f"Redis key {foreign.key} holds a {foreign.found} instead of our {foreign.expected}, and every "
+            f"operation that needs it fails. Find the program that wrote it, then: redis-cli DEL '{foreign.key}'",
         )
     if view.quarantined:
         yield Trouble(
             kind="set aside",
-            message=f"{counted(view.quarantined, 'message')} could not be understood or applied, or list tasks that "
-            f"Postgres has lost. Look at what was set aside: orchestrator quarantine list",
+            message=f"{counted(view.quarantined, 'message')} could not be decoded or applied, or list tasks that "
+            f"Postgres has lost. List them: orchestrator quarantine list",
         )
 
 
 def of_redis(health: RedisHealth) -> Iterator[Trouble]:
     """Yield problems of Redis."""
     error = (health.error or "").removesuffix(".")
-    meanwhile = "Enqueues are kept, running tasks go on, and nothing new starts until it"
+    meanwhile = "Enqueued tasks are kept and running tasks continue, but no task starts until Redis"
     if health.is_locked:
         yield Trouble(
             kind="redis away",
-            message=f"Redis refuses the user or the password of the setting redis_url, or what they may do "
-            f"({health.error}). {meanwhile} lets them in: correct the setting, or the user in Redis.",
+            message=f"Redis rejects the user or password in the setting redis_url, or the user lacks a permission ("
+            f"{health.error}). {meanwhile} accepts them: correct the setting, or the user in Redis.",
         )
     elif not health.reachable:
-        yield Trouble(kind="redis away", message=f"Redis cannot be reached ({error}). {meanwhile} is back: start it.")
+        yield Trouble(
+            kind="redis away", message=f"Redis cannot be reached ({error}). {meanwhile} is reachable again: start it."
+        )
     elif health.error is not None and health.fullness >= 1:
         yield Trouble(
             kind="redis full",
             message=f"Redis is full: {_megabytes(health.used_memory)} of {_megabytes(health.max_memory)}. {meanwhile} "
-            f"has room: raise maxmemory, or remove what others keep there.",
+            f"has room: raise maxmemory, or remove the data of other programs.",
         )
     elif health.error is not None:
         yield Trouble(
             kind="redis refuses writes",
-            message=f"Redis refuses writes ({error}). {meanwhile} takes them: its log and its disk tell why.",
+            message=f"Redis refuses writes ({error}). {meanwhile} accepts them: see its log, and check its disk.",
         )
     elif health.fullness >= _WARNING_SHARE:
         yield Trouble(
             kind="redis nearly full",
             message=f"Redis uses {_megabytes(health.used_memory)} of {_megabytes(health.max_memory)}. When it is full, "
-            f"nothing new starts: raise maxmemory.",
+            f"no task starts: raise maxmemory.",
         )
     if health.complaint is not None:
         yield Trouble(kind="scheduler stuck", message=health.complaint)
@@ -228,7 +231,7 @@ def of_payload_store(url: str) -> Iterator[Trouble]:
         yield Trouble(
             kind="payload store full",
             message=f"The payload store {without_password(url)} has {_megabytes(free)} left. Large arguments are "
-            f"refused, and tasks with large results wait until it has room: make some there.",
+            f"refused, and tasks with large results wait until it has room: free some space.",
         )
 
 
@@ -237,8 +240,8 @@ def of_postgres(connections: Connections, transactions: Sequence[LongTransaction
     if connections.used >= _WARNING_SHARE * connections.limit:
         yield Trouble(
             kind="connections run out",
-            message=f"Postgres has {connections.used} of {connections.limit} connections open. When there are no more, "
-            f"enqueue is refused: close some, or raise max_connections.",
+            message=f"Postgres has {connections.used} of {connections.limit} connections open. When none are left, "
+            f"enqueues are refused: close some, or raise max_connections.",
         )
     for open_ in transactions:
         who = f"process {open_.pid}" if open_.pid is not None else "prepared transaction"

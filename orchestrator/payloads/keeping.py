@@ -140,6 +140,6 @@ def _first(reference: Reference, read: Callable[[Opener], T]) -> T:
         except Unavailable as error:  # this store may have the payload
             problem = error if problem is None or isinstance(problem, Gone) else problem
     raise problem or NoStore(
-        f"A payload of {reference.size:,} bytes is stored outside, and this process has no payload store. See the "
-        f"setting payload_store."
+        f"A payload of {reference.size:,} bytes is in a payload store, but this process has none. See the setting "
+        f"payload_store."
     )

@@ -164,8 +164,7 @@ class Reading:
         except Absent as error:
             raise Gone(
                 f"A payload of {reference.size:,} bytes is not in the payload store {store.place}: "
-                f"{reference.name.path}. It was deleted there, or another store was set when it was written "
-                f"(setting payload_store)."
+                f"{reference.name.path}. It was deleted, or written to a different store (setting payload_store)."
             ) from error
         self._offsets = [0]
         for size in self._directory.sizes:
@@ -196,9 +195,9 @@ class Reading:
 
     def _damaged(self) -> Damaged:
         return Damaged(
-            f"A payload of {self.reference.size:,} bytes was altered, or only a part of it is left, in the payload "
-            f"store {self._place}: {self.reference.name.path}. Its SHA-256 is not that of what was written. Bring "
-            f"the object back from a backup, or run the task again that has written it."
+            f"A payload of {self.reference.size:,} bytes was changed or truncated in the payload store {self._place}: "
+            f"{self.reference.name.path}. Its SHA-256 does not match. Restore the object from a backup, or run the "
+            f"task that wrote it again."
         )
 
     @property

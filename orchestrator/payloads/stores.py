@@ -60,8 +60,8 @@ class InUseMarker:
     def away(self) -> Unavailable:
         """Return the error that the folder is not mounted."""
         return Unavailable(
-            f"The payload store {self._root} cannot be used: it was in use, and its file {MARK} is not there, so it is "
-            f"probably not mounted. Mount it. If what it held is lost, and it is to begin anew, make that file."
+            f"The payload store {self._root} cannot be used: it was in use before, but its file {MARK} is missing, so "
+            f"it is probably not mounted. Mount it. If its data is lost and it should start empty, create that file."
         )
 
     def _exists(self) -> bool:
@@ -296,7 +296,7 @@ class _File:
                 return
             except FileNotFoundError:
                 continue  # an empty folder was removed in between
-        raise OSError(f"the folder {path.parent} is removed again and again")
+        raise OSError(f"the folder {path.parent} is removed repeatedly")
 
     def write(self, data: bytes) -> None:
         with answering(self._place, writing=True):
@@ -331,7 +331,7 @@ def open_store(url: str, namespace: str, notes: Notes | None = None) -> Store:
         return Folder(path / namespace, notes)
     available = plugins(PAYLOAD_STORES)
     plugin = available.get(urlsplit(url).scheme) or available[_FALLBACK]
-    opened: Store = load(plugin, "Payload store", "what takes a URL and returns a store")(
+    opened: Store = load(plugin, "Payload store", "a function that takes a URL and returns a store")(
         f"{url.rstrip('/')}/{namespace}"
     )
     return opened
@@ -345,7 +345,7 @@ def _path(url: str) -> Path | None:
     path = Path(url if not scheme else unquote(urlsplit(url).path)).expanduser()
     if not path.is_absolute():
         raise ConfigurationError(
-            f"Setting payload_store: expected the whole path of a folder, such as /var/lib/orchestrator/payloads, "
+            f"Setting payload_store: expected the absolute path of a folder, such as /var/lib/orchestrator/payloads, "
             f"or a URL, such as s3://bucket/payloads, found {url!r}."
         )
     return path

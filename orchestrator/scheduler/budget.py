@@ -98,8 +98,9 @@ class Parts:
             return None
         parts = ", ".join(f"{part!r} (statement {slow.statement})" for part, slow in self._slow.items())
         return (
-            f"Statements of the scheduler take too long, and these parts do less, or wait: {parts}. All others go on. "
-            f"It has asked Postgres for new statistics; if this lasts, look at the statement in pg_stat_activity."
+            f"Statements of the scheduler take too long, so these parts do less, or wait: {parts}. All other parts "
+            f"continue. Postgres was asked for new statistics; if this persists, look at the statement in "
+            f"pg_stat_activity."
         )
 
 

@@ -166,8 +166,9 @@ class Link(CommitHooks):
     has_spans: bool = False
     """Turns of code have spans below those of their runs."""
     _read_at: float = 0.0
+    """The monotonic time at which the next read may be tried, after an error."""
     _write_at: float = 0.0
-    """The monotonic time at which a write may be tried again."""
+    """The monotonic time at which the next write may be tried, after an error."""
     _last_claimed: Attempt | None = None
     _short: dict[str, float] = field(default_factory=dict)
     """Queues with short tasks, and the duration of a task in seconds: it rises at once and falls slowly."""

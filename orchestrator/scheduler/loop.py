@@ -78,7 +78,7 @@ class Candidacy:
         self._pause = lease / 3
         if not self._has_warned and (is_free or idle > leadership.idle_limit):
             self._has_warned = True
-            who = "nobody leads" if is_free else "the leader does nothing useful"
+            who = "nobody leads" if is_free else "the leader does no useful work"
             log.warning("scheduler.not_leading reason=%s: %s", reason, who)
         return lease_view.remaining < -_UNFIT_DELAY * lease and leadership.acquire()
 
@@ -106,7 +106,7 @@ class Candidacy:
     def _unfitness(self) -> str | None:
         """Return why this process could not lead, or None. It checks Redis; the caller has just used Postgres."""
         if self._cooldown_until is not None and self._monotonic() < self._cooldown_until:
-            return "it has led, and failed."
+            return "it led before, and failed."
         try:
             self._streams.fleet.write_canary()
         except transport.UNAVAILABLE as error:
@@ -145,8 +145,8 @@ class Scheduler:
         self._stopping = threading.Event()
         self._awake = threading.Event()
         """Wakes a standby because the lease was released or the process stops."""
-        self.redis = Outage(log, "Redis", "nothing is handed out, and reports wait", monotonic=monotonic)
-        self.postgres = Outage(log, "Postgres", "nothing moves, and reports wait", monotonic=monotonic)
+        self.redis = Outage(log, "Redis", "no task is dispatched, and reports wait", monotonic=monotonic)
+        self.postgres = Outage(log, "Postgres", "no task starts, and reports wait", monotonic=monotonic)
         self.meter = Meter()
         self.leading = threading.Event()
         self._pause = _MIN_PAUSE
@@ -186,7 +186,7 @@ class Scheduler:
                         self._candidacy.worked()
             except (TermOver, Deposed) as error:
                 if isinstance(error, TermForgotten):
-                    log.warning("redis.leader_forgotten: Redis has lost its data; the scheduler takes over again")
+                    log.warning("redis.leader_forgotten: Redis has lost its data; the scheduler starts a new term")
                 else:
                     shard = self._settings.shard
                     log.warning("scheduler.deposed shard=%d: another scheduler leads now; this one stands by", shard)
@@ -245,15 +245,15 @@ class Scheduler:
             statement = statement_of(error)
             self._on_timeout(statement)
             reason = (
-                f"a tick took {took:.1f} s, more than it may, and Postgres ended its transaction in statement "
+                f"a tick took {took:.1f} s, too long, so Postgres ended its transaction in statement "
                 f"{statement}: {first_line(error)}"
             )
-            complaint = sentence(f"The scheduler had more to do at once than it can in its lease: {reason}")
+            complaint = sentence(f"The scheduler had more work in one tick than fits into its lease: {reason}")
             # Postgres is healthy: it names its reason for ending the transaction, or has closed the connection
             # silently.
             if not self.postgres.is_down and (database.is_out_of_time(error) or database.is_broken_off(error)):
                 log.warning("scheduler.tick_too_slow: %s The next ticks do less.", complaint)
-                self._leadership.trouble = f"it had more to do at once than it can: {reason}"
+                self._leadership.trouble = f"it had too much work in one tick: {reason}"
                 self._streams.complain(complaint, self._pause)
                 return
         else:

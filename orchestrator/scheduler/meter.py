@@ -97,13 +97,13 @@ class Meter(CommitHooks):
         ended = [({"queue": queue, "state": state}, number) for (queue, state), number in sorted(self.ended.items())]
         yield counter("orchestrator_tasks_ended_total", "Tasks that ended, by state.", *ended)
         for name, help, counts in (
-            ("orchestrator_tasks_dispatched_total", "Attempts that were handed to workers.", self.dispatched),
-            ("orchestrator_attempts_retried_total", "Attempts that failed and are tried again.", self.retried),
+            ("orchestrator_tasks_dispatched_total", "Attempts that were dispatched to workers.", self.dispatched),
+            ("orchestrator_attempts_retried_total", "Attempts that failed and are retried.", self.retried),
             ("orchestrator_attempts_lost_total", "Attempts that were lost with their workers.", self.lost),
         ):
             yield counter(name, help, *(({"queue": queue}, number) for queue, number in sorted(counts.items())))
         for name, help, times in (
-            ("orchestrator_task_wait_seconds", "Time from enqueue to hand-out of first attempts.", self.waits),
+            ("orchestrator_task_wait_seconds", "Time from enqueue to dispatch of first attempts.", self.waits),
             ("orchestrator_task_run_seconds", "Time that attempts ran, as their workers report.", self.runs),
         ):
             yield histogram(name, help, *(({"queue": queue}, found) for queue, found in sorted(times.items())))
@@ -113,10 +113,10 @@ class Meter(CommitHooks):
             "orchestrator_tick_seconds", "Time that ticks took, without waiting for events.", ({}, self.tick_times)
         )
         yield counter("orchestrator_reports_total", "Reports of workers that were applied.", ({}, self.reports))
-        yield histogram("orchestrator_tick_reports", "Reports that ticks applied at once.", ({}, self.batches))
+        yield histogram("orchestrator_tick_reports", "Reports that a tick applied together.", ({}, self.batches))
         sent = driver.statements_sent()
         yield counter("orchestrator_tick_statements_total", "Statements sent to Postgres as leader.", ({}, sent))
-        yield counter("orchestrator_messages_set_aside_total", "Events that were set aside.", ({}, self.set_aside))
+        yield counter("orchestrator_messages_set_aside_total", "Events that were quarantined.", ({}, self.set_aside))
         yield counter("orchestrator_terms_total", "Terms that this scheduler began.", ({}, self.terms))
 
 

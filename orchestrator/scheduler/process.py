@@ -166,7 +166,7 @@ class ObservedScheduler:
         else:
             yield from own_metrics("scheduler", postgres=scheduler.postgres, redis=scheduler.redis)
             leads = float(scheduler.leading.is_set())
-            help = "Whether this scheduler leads; else it stands by."
+            help = "Whether this scheduler leads; 0 for a standby."
             yield gauge("orchestrator_scheduler_leading", help, (self._labels, leads))
             yield from scheduler.meter.metrics()
         yield from self._system.metrics()
@@ -274,7 +274,7 @@ def _stop_on_signal(scheduler: Scheduler, settings: Settings, keys: Keys) -> Non
         scheduler.stop()
         nudge(waker, keys)  # the scheduler may be waiting for an event
         threading.Event().wait(settings.lease)
-        log.warning("scheduler.stopped_hard: something did not answer; the lease expires by itself")
+        log.warning("scheduler.stopped_hard: the scheduler did not stop in time; the lease will expire")
         os._exit(0)
 
     def on_signal(*_: object) -> None:

@@ -43,7 +43,7 @@ _SLICE = 250
 """Tasks that a bulk request processes between two checks of the clock."""
 _SLICES_SECONDS = 0.05
 """Seconds that a bulk request may take in one tick: all other work waits meanwhile."""
-_WITHDRAWN = TaskError(WITHDRAWN, "It was withdrawn before a worker was given it.")
+_WITHDRAWN = TaskError(WITHDRAWN, "It was withdrawn before a worker received it.")
 Handler = Callable[[Transaction, list[Request], int], Iterable[int] | None]
 """Applies requests of one kind, up to about `limit` rows. Returns the ids of unfinished requests."""
 
@@ -64,7 +64,7 @@ class Requests:
         """Apply the oldest requests in order, adjacent ones of the same kind together."""
         items = inbox.read(tx.connection, min(limit, tx.budget.slice))
         for item in [item for item in items if _suspect_id(item) in tx.budget.refused]:
-            _refuse(tx, item, TooSlow("It takes longer than everybody else can wait."))
+            _refuse(tx, item, TooSlow("It takes too long; other work would have to wait."))
             tx.budget.resolved.add(_suspect_id(item))
             items.remove(item)
         isolate(tx, items, lambda tx, some: self._charge(tx, some, limit), _refuse)
@@ -171,12 +171,12 @@ def _refuse(tx: Transaction, item: Request, error: Exception) -> None:
     )
     if isinstance(item.body, dict) and isinstance(item.body.get("request"), str):
         reason = TaskError(
-            "CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {error_line(error)}"
+            "CannotBeApplied", f"The scheduler could not apply the request: {type(error).__name__}: {error_line(error)}"
         )
         reply(tx, [PromiseAnswer(base64.b64decode(item.body["request"]), None, reason)])
     if item.kind == RequestKind.ENQUEUE:
         reason = TaskError(
-            "CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {error_line(error)}"
+            "CannotBeApplied", f"The scheduler could not apply the request: {type(error).__name__}: {error_line(error)}"
         )
         tx.result.outgoing.key_holders[item.target] = KeyHolder(item.target, error=reason)
     tx.result.wake.queues_changed |= item.kind == RequestKind.PURGE

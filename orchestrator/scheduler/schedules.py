@@ -114,7 +114,7 @@ def _given_up(tx: Transaction, row: DueSchedule, open_runs: Mapping[str, list[by
         firing = _decide_fires(tx, row, open_runs.get(row.key, []), _SLICE)
     except Exception as defect:  # noqa: BLE001  # any error here belongs to this schedule
         firing = _Firing(row)
-        reason = f"It cannot be told when it fires, so it no longer does: {error_line(defect)}. Set it again."
+        reason = f"Its next fire cannot be computed, so it no longer fires: {error_line(defect)}. Set it again."
     return replace(firing, runs=[], superseded=[], error=reason)
 
 
@@ -125,7 +125,7 @@ def _decide_fires(tx: Transaction, row: DueSchedule, open_runs: list[bytes], roo
         delay = delay_of(schedule, row.key)
         decision = decide(schedule, row.next_fire, tx.now - delay, room)
     except _UNREADABLE as error:
-        firing.error = f"It cannot be told when it fires, so it no longer does: {error}. Set it again."
+        firing.error = f"Its next fire cannot be computed, so it no longer fires: {error}. Set it again."
         return firing
     firing.next_fire = decision.next_fire
     firing.due_at = decision.next_fire and decision.next_fire + delay

@@ -111,7 +111,7 @@ class Term:
         self._due_since = 0.0
         self._nudged_in_vain = False
         self._last_was_single = True
-        """The first task reported in the last tick ended without consequences for other tasks and runs."""
+        """In the last tick that moved tasks, the first of them ended without consequences for other tasks and runs."""
         self._may_be_committed = False
         """The last tick may have been committed before its end."""
         self._began_at: float | None = None
@@ -202,7 +202,7 @@ class Term:
                 raise
             if is_part_known:
                 log.warning(
-                    "scheduler.statement_cancelled part=%r statement=%s: it took too long; the next ticks do less",
+                    "scheduler.statement_cancelled part=%r statement=%s: it took too long; the next ticks do less work",
                     self._blamed_part,
                     statement_of(error),
                 )

@@ -163,12 +163,12 @@ def attempt(tx: Transaction, part: str, do: Callable[[Transaction, int], object]
         budget.has_timed_out = True
         budget.parts.timed_out(part, statement_of(error))
         log.warning(
-            "scheduler.part_skipped part=%r statement=%s: it took too long; the rest of the tick goes on",
+            "scheduler.part_skipped part=%r statement=%s: it took too long; the rest of the tick continues",
             part,
             statement_of(error),
         )
     else:
-        log.error("scheduler.part_failed part=%r: the rest of the tick goes on", part, exc_info=error)
+        log.error("scheduler.part_failed part=%r: the rest of the tick continues", part, exc_info=error)
 
 
 def _error_of(tx: Transaction, do: Callable[[], object]) -> Exception | None:
@@ -216,8 +216,8 @@ def remove_duplicates(tx: Transaction, error: Exception) -> bool:
     tx.result.note(removed)
     tx.result.outgoing.revoked.extend(duplicate for duplicate in removed if duplicate.before in IN_FLIGHT_STATES)
     log.error(
-        "task.duplicates_removed tasks=%d: tasks that had ended were open as well and could not end again. The open "
-        "rows are removed, the results stay: %s%s",
+        "task.duplicates_removed tasks=%d: ended tasks still had open rows, which could not end again. The open rows "
+        "are removed, the results stay: %s%s",
         len(removed),
         ", ".join(to_text(duplicate.id) for duplicate in removed[:_MAX_LOGGED]),
         " …" if len(removed) > _MAX_LOGGED else "",

@@ -144,7 +144,7 @@ class PayloadCollection:
         for number in collector.delete():
             deleted += number
             yield 0.0
-        log.info("payload.deleted payloads=%d: nothing refers to them any more", deleted)
+        log.info("payload.deleted payloads=%d: nothing refers to them", deleted)
 
 
 # -- move task logs from one Redis stream into a table that nothing else reads

@@ -38,7 +38,7 @@ def refuse_early(revision: str) -> None:
     """Raise an error for a revision whose migrations no longer exist."""
     if "" < revision < FIRST:
         raise SchemaError(
-            f"The database is at revision {revision}, which no release had, and cannot be upgraded: expected {FIRST} "
+            f"The database is at revision {revision}, which no release uses, and cannot be upgraded: expected {FIRST} "
             f"or later. Upgrade it with the commit that added revision {FIRST} first, or create a new database."
         )
 

@@ -66,20 +66,29 @@ or for ever after a cable is pulled or the server's machine is gone."""
 _POOL_TIMEOUT = 10.0
 """Seconds to wait for a connection of the pool, or for a new connection."""
 _ADVICE = (
-    ("No space left on device", "Postgres's disk is full: make room on it. What is stored stays stored."),
+    ("No space left on device", "The disk of Postgres is full: free some space. Stored data is not lost."),
     ("no unique or exclusion constraint", "Its indexes are missing: wait until the dump is restored."),
     ('relation "', "The tables are missing: wait until the dump is restored, or run `orchestrator db upgrade`."),
     ("authentication failed", "Check the user and the password in the setting database_url."),
     ("no password supplied", "Put the password into the setting database_url, or into ~/.pgpass."),
     ("does not exist", "Create it, or check the setting database_url."),
-    ("no pg_hba.conf entry", "Let this user in from this machine (pg_hba.conf), or check the setting database_url."),
+    ("no pg_hba.conf entry", "Allow this user from this machine (pg_hba.conf), or check the setting database_url."),
     ("too many clients|remaining connection slots", "Close some of them, or raise max_connections."),
     ("too many connections for", "Close some of them, or raise the limit of the role or the database."),
-    ("QueuePool limit", "This process uses all the connections that it may open: make fewer calls at the same time."),
-    ("prepared statement", "A pooler in transaction mode is between: connect schedulers to Postgres directly."),
+    ("QueuePool limit", "This process uses all connections that it may open: make fewer calls at the same time."),
+    (
+        "prepared statement",
+        "There is a pooler in transaction mode in between: connect schedulers to Postgres directly.",
+    ),
     ("read-only", "Postgres is read-only: a standby, or an administrator's setting. Check the setting database_url."),
-    ("no answer within", "It hangs, is overloaded, or something holds a lock: `orchestrator status` says who."),
-    ("(lock|statement) timeout", "The database is busy, or something holds a lock: `orchestrator status` says who."),
+    (
+        "no answer within",
+        "Postgres hangs, is overloaded, or a transaction holds a lock: `orchestrator status` shows which.",
+    ),
+    (
+        "(lock|statement) timeout",
+        "The database is busy, or a transaction holds a lock: `orchestrator status` shows which.",
+    ),
 )
 """Patterns of error messages, each with advice."""
 
@@ -131,7 +140,7 @@ def engine_for(
         )
         engine.dialect.skip_autocommit_rollback = autocommit  # SQLAlchemy before 2.0.43 lacks the argument for this
         if engine.dialect.is_async:
-            raise ValueError(f"{engine.driver} is an asynchronous driver; leave it out, or name psycopg2 or psycopg")
+            raise ValueError(f"{engine.driver} is an asynchronous driver; remove it, or use psycopg2 or psycopg")
         if engine.driver == "psycopg2":  # psycopg2 reports an unknown option only when connecting
             make_dsn(**engine.dialect.create_connect_args(parsed)[1])
     except (exc.ArgumentError, ValueError, TypeError, ImportError, ProgrammingError) as error:
@@ -352,16 +361,20 @@ def downgrade(url: str, revision: str | None, *, namespace: str = DEFAULT_NAMESP
         if (current := current_revision(connection)) is None:
             raise SchemaError(no_tables(namespace))
         if current > REVISION:
-            raise SchemaError("Only the release that has upgraded the database can undo that: run it there.")
+            raise SchemaError(
+                "Only the release that upgraded the database can undo the upgrade: run the command there."
+            )
         if connection.execute(text(f"SELECT to_regnamespace('\"{namespace}/all\"')")).scalar():
-            raise SchemaError("Going back needs one shard for now: set shards to 1, and run `orchestrator db upgrade`.")
+            raise SchemaError(
+                "A downgrade needs a database with one shard: set shards to 1, and run `orchestrator db upgrade`."
+            )
         leader = connection.execute(text(f"SELECT address FROM {SCHEMA}.leases WHERE expires_at > now()")).scalar()
         if leader:
             raise SchemaError(f"The scheduler {leader} leads. Stop all processes of this release, then try again.")
         all_revisions = (script.revision for script in ScriptDirectory.from_config(config).walk_revisions())
         earlier = sorted(known for known in all_revisions if known < current)
         if not earlier:
-            raise SchemaError(f"The database is at revision {current}, the oldest to which it can go back.")
+            raise SchemaError(f"The database is at revision {current}, the oldest to which it can be downgraded.")
         revision = revision or earlier[-1]
         if revision not in earlier:
             raise SchemaError(f"Expected a revision from {earlier[0]} to {earlier[-1]}, found {revision!r:.100}.")

@@ -123,7 +123,7 @@ def several_hosts(url: str) -> tuple[str, dict[str, str]]:
         return url, {}
     matches = [_HOST.fullmatch(address) for address in addresses.split(",")]
     if not all(matches):
-        raise ValueError(f"{addresses!r} are no hosts with ports")
+        raise ValueError(f"{addresses!r} are not hosts with ports")
     hosts = {
         "host": ",".join(unquote(match["host"]).strip("[]") for match in matches if match),
         "port": ",".join(match["port"] or "" for match in matches if match),

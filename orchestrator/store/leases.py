@@ -119,8 +119,8 @@ def begin(
 ) -> tuple[datetime, PendingWorkProbe | None] | None:
     """Begin a transaction that locks the lease, and renew the lease if `renew` is given, in one round trip.
 
-    A renewal stores `trouble`, which keeps the leader from its work. Return the time and, with `with_pending_work`, a
-    probe of the pending work; None if deposed.
+    `trouble` is the reason why the leader cannot work; a renewal stores it. Return the time and, with
+    `with_pending_work`, a probe of the pending work; None if deposed.
     """
     parameters: dict[str, Any] = {"shard": shard, "term": term}
     if renew is not None:

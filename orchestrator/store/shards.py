@@ -167,10 +167,10 @@ def _stays_because(connection: Connection, schema: str, number: int, *, is_known
     if connection.execute(text(f"SELECT {_IS_OPEN.format(schema)}")).scalar():
         return (
             f"Shard {number} stays: it has open work. Run schedulers and workers with more than {number} shards until "
-            f"`orchestrator status` shows none there."
+            f"`orchestrator status` shows no open work there."
         )
     if address or not is_known:
-        used = f"scheduler {address} leads it" if address else "programs may still use it for some seconds"
+        used = f"scheduler {address} leads it" if address else "processes may still use it for some seconds"
         return (
             f"Shard {number} stays: it is empty, and {used}. Restart schedulers and workers with "
             f"fewer shards, then run `orchestrator db upgrade` again."
@@ -231,11 +231,11 @@ def _dissolve(connection: Connection, root: str, number: int) -> str:
     connection.execute(text(f"LOCK TABLE {schema}.tasks, {schema}.runs, {schema}.inbox IN ACCESS EXCLUSIVE MODE"))
     in_use = " OR ".join(f"EXISTS (SELECT FROM {schema}.{name})" for name in ("tasks", "runs", "ended_tasks", "inbox"))
     if connection.execute(text(f"SELECT {in_use}")).scalar() or _leader(connection, schema):
-        return f"Shard {number} stays: it was used meanwhile. Run `orchestrator db upgrade` again."
+        return f"Shard {number} stays: it was used in the meantime. Run `orchestrator db upgrade` again."
     connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
     gone = "true" if not _numbers(connection, root) else f"shard = {number}"  # a single leader stores no use of limits
     connection.execute(text(f"{_LANE_USE.format(root)}; DELETE FROM {_schema(root, 0)}.lane_use WHERE {gone}"))
-    return f"Shard {number} was empty, and is gone; shard 0 has what it remembered."
+    return f"Shard {number} was empty and has been removed; shard 0 has its remaining rows."
 
 
 # -- finding the shard of a task or run
@@ -335,9 +335,9 @@ def mismatch(known_shards: Sequence[ShardView], shards: int) -> str | None:
     if wanted <= shards <= there:
         return None
     return (
-        f"Setting shards is {shards}, and the database has {there}. A process that is set so sees no others. Set "
-        f"ORCHESTRATOR_SHARDS={wanted} for every process, or app.at(…, shards={wanted}) for another cell. Only to "
-        f"change the database, run `orchestrator db upgrade`."
+        f"Setting shards is {shards}, and the database has {there}. A process with this setting sees only these "
+        f"shards. Set ORCHESTRATOR_SHARDS={wanted} for every process, or app.at(…, shards={wanted}) for another cell. "
+        f"Only to change the database, run `orchestrator db upgrade`."
     )
 
 
@@ -351,7 +351,7 @@ def prerequisite(engine: Engine, settings: Settings) -> Prerequisite:
         with engine.connect() as connection:
             if compatibility.is_pooled(connection):
                 return (
-                    "A pooler is between this scheduler and Postgres. In transaction mode its ticks fail: connect "
+                    "There is a pooler between this scheduler and Postgres. In transaction mode ticks fail: connect "
                     "schedulers to Postgres directly."
                 )
             return mismatch(list_shards(connection) if are_there(connection) else (), settings.shards)

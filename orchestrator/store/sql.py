@@ -135,7 +135,7 @@ class Statement(Generic[R]):
         self.name = match[1]
         self.sql = sql.strip()
         if _sql_by_name.setdefault(self.name, self.sql) != self.sql:
-            raise ValueError(f"Two statements are called {self.name!r}; give one of them another name.")
+            raise ValueError(f"Two statements are named {self.name!r}; rename one of them.")
         self._casts = dict(sorted(PARAMETER.findall(sql)))  # the same cast wherever the parameter occurs
         self._encoders = {name: ENCODERS[cast] for name, cast in self._casts.items() if cast in ENCODERS}
         self._make: Callable[..., R] | None = None

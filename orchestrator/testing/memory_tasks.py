@@ -237,7 +237,7 @@ class MemoryTasks:
                 return new.id
             key = caller_key(new.name, new.unique.key)
             if new.unique.on_duplicate == "raise":
-                raise Duplicate(f"Task {holder.id} already has the key {key!r}; this one was not enqueued.", holder.id)
+                raise Duplicate(f"Task {holder.id} already has the key {key!r}; this task was not enqueued.", holder.id)
             if new.unique.on_duplicate == "replace":
                 if holder.state != TaskState.PENDING:
                     raise Duplicate(

@@ -162,8 +162,8 @@ class StoresInUse:
                 return bool(redis.sismember(self._key, folder))
         except RedisError as error:
             raise Unavailable(
-                f"The payload store {folder} cannot be used: Redis, which knows whether it is new or not mounted, is "
-                f"not reached: {error}"
+                f"The payload store {folder} cannot be used: Redis cannot be reached, and only Redis knows whether the "
+                f"store is new or not mounted: {error}"
             ) from error
 
     def note(self, folder: str) -> None:

@@ -143,7 +143,7 @@ class Nudges:
             is_error = (replies.startswith(b"-") and self._ends_complete) or b"\r\n-" in replies
             self._ends_complete = replies.endswith(b"\r\n")
             if is_error:
-                raise ResponseError("Redis refuses nudges.")
+                raise ResponseError("Redis rejects the wake-up messages (nudges).")
 
     def close(self) -> None:
         with self._lock:

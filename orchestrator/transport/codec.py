@@ -85,7 +85,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     hungry: bool = False
     """All slots are busy, and the worker could start more processes. It asks whether its queues hold ready tasks."""
     still: Annotated[float, Meta(ge=0, lt=1e9)] = 0.0
-    """Seconds for which the process has been unresponsive, if too long; else 0."""
+    """Seconds for which the process has been stalled (unresponsive), if too long; else 0."""
     executions: Count = 0
     """The number of executions that the process can watch at once, in addition to its slots."""
     executing: Count = 0
@@ -233,7 +233,7 @@ def prepare(*kinds: Any) -> None:
 def decode(kind: type[M], data: bytes) -> M:
     """Decode one message of a type that was passed to `prepare`."""
     if len(data) > MAX_MESSAGE:
-        raise Malformed(f"{kind} expected: {len(data):,} bytes are more than any message has")
+        raise Malformed(f"{kind} expected: {len(data):,} bytes are too large for a message")
     try:
         return _decoders[kind].decode(data)  # type: ignore[no-any-return]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

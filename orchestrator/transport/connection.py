@@ -165,7 +165,9 @@ def describe(error: BaseException) -> str:
     """Describe a Redis error in one line for the log."""
     text = first_line(error)
     return (
-        f"{text} Somebody has taken a key of ours; `orchestrator status` says which." if "WRONGTYPE" in text else text
+        f"{text} Another program has overwritten one of our keys; `orchestrator status` shows which."
+        if "WRONGTYPE" in text
+        else text
     )
 
 
@@ -189,7 +191,7 @@ def check_server(redis: Redis) -> None:
     is_cluster = info.get("redis_mode") == "cluster" or info.get("cluster_enabled")
     if is_cluster and not issubclass(redis.connection_pool.connection_class, Following):
         raise ConfigurationError(
-            "Setting redis_url: this is a node of a Redis Cluster. Write redis+cluster://host1:6379,host2:6379, with "
+            "Setting redis_url: this is a node of a Redis Cluster. Use redis+cluster://host1:6379,host2:6379, with "
             "some of its nodes."
         )
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
@@ -247,7 +249,7 @@ def check_restart(connection: Any, server: str) -> None:
         began_on, about = connection.read_response(), connection.read_response()
         run_id = _RUN_ID.search(about)
         if began_on is not None and (run_id is None or began_on != run_id[1]):
-            raise ConnectionError("it has restarted or is another server, and no leader has begun on it yet")
+            raise ConnectionError("it has restarted or is a different server, and no leader uses it yet")
     except BaseException:
         connection.disconnect()
         raise
@@ -368,7 +370,7 @@ class Listening:
                 is_fresh = True
             if not self._has_reply(seconds):
                 if time.monotonic() > self._reply_by + _ANSWER_TIMEOUT:
-                    raise TimeoutError("Redis does not answer a question that it was to answer by now")
+                    raise TimeoutError("Redis did not answer a command in time")
                 return None
             self._streams = None
             return Answer(self._connection.read_response() or [], is_fresh)

@@ -98,7 +98,7 @@ def discovery_of(url: str) -> Discovered | None:
             if server is not None:
                 nodes[:] = dict.fromkeys([*nodes_found, *nodes])  # for when all nodes of the URL are replaced
                 return server
-        raise ConnectionError(f"No server for our keys is found by way of {hosts}: {reason}")
+        raise ConnectionError(f"No server for our keys was found through {hosts}: {reason}")
 
     return Discovered(f"{scheme}://{user}{at}discovered/{path or 0}{tail}", locate)
 
@@ -148,4 +148,4 @@ class Following:
                 raise
             connection: Any = self
             connection.disconnect()
-            raise ConnectionError(f"our keys are on another server, or are about to be: {error}") from error
+            raise ConnectionError(f"our keys are moving to another server: {error}") from error

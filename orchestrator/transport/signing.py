@@ -103,14 +103,14 @@ class Signatures(Signing):
         """Verify a message read from a Redis key or channel. Raise `Forged` if that fails."""
         if data[:2] != _PREFIX:
             if self._required:
-                raise self._forged(name, "it is not signed, and the setting signing asks for signatures")
+                raise self._forged(name, "it is not signed, but the setting signing requires signatures")
             return Checked(data, 0, b"")
         key = self._keys.get(data[2:6])
         if key is None:
             raise self._forged(name, f"it is signed with key {data[2:6].hex()}, which is not among signing_keys")
         mac, number, body = data[6:22], data[22:_HEAD], data[_HEAD:]
         if not hmac.compare_digest(mac, _mac(key, name, number, body)):
-            raise self._forged(name, "its signature does not fit: it was altered, or made for another place")
+            raise self._forged(name, "its signature is invalid: it was changed, or signed for a different place")
         return Checked(body, int.from_bytes(number, "big"), mac)
 
     def body(self, name: str, data: bytes) -> bytes:
@@ -140,7 +140,7 @@ class ReplayGuard:
         if not mac:
             return
         if mac in self._seen:
-            raise Forged("refused: it has been received before, and stands there again")
+            raise Forged("refused: it was received before, and has been added again")
         self._seen[mac] = None
         if len(self._seen) > self._max_size:
             self._seen.popitem(last=False)

@@ -387,6 +387,6 @@ class OrderInbox:
         """Verify and decode an order. Raise `Forged` for a repeated or stale one."""
         checked = self._keys.signing.check(key, data)
         if checked.mac and checked.stamp < self._beat_numbers.get(worker, 0) - _MAX_ORDER_AGE:
-            raise Forged(f"refused: it answers heartbeat {checked.stamp}, which was long ago")
+            raise Forged(f"refused: it answers heartbeat {checked.stamp}, which is too old")
         self._accepted.take(checked.mac)
         return decode(Order, checked.body)

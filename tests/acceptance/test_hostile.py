@@ -112,7 +112,8 @@ def test_a_taken_key_is_named_by_the_log_and_by_status_until_it_is_free(stack: S
         at_once.execute()
     for process in (scheduler, worker):
         eventually(
-            partial(lambda process: process.logged("Somebody has taken a key of ours"), process), "the log says so"
+            partial(lambda process: process.logged("Another program has overwritten one of our keys"), process),
+            "the log says so",
         )
     assert status(stack)["foreign_keys"] == [{"key": KEYS.workers, "expected": "set", "found": "list"}]
     handle = project.add.enqueue(2, 2)

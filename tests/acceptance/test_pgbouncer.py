@@ -126,7 +126,7 @@ def test_a_scheduler_behind_the_pooler_says_what_is_wrong(pooled_url: str, redis
     with closing(Stack(pooled_url, redis_url, tmp_path)) as stack, using(project.app, stack):
         scheduler = stack.scheduler(wait=False)
         eventually(
-            lambda: scheduler.logged("service.misconfigured: A pooler is between"), f"it says so: {scheduler.log}"
+            lambda: scheduler.logged("service.misconfigured: There is a pooler between"), f"it says so: {scheduler.log}"
         )
         checks = json.loads(stack.command("doctor", "--json").output)["checks"]
         assert {check["check"]: check["level"] for check in checks}["pooler"] == "warn"

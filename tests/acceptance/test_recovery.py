@@ -211,7 +211,7 @@ def test_a_leader_that_was_stopped_past_its_lease_steps_down(stack: Stack) -> No
     eventually(lambda: second.logged("scheduler.leading term=2"), "the second leads")
     first.signal(signal.SIGCONT)
     assert run.wait_ended(60) == "success"
-    said = ("scheduler.deposed", "Postgres cannot be used", "more to do at once")  # by where it was stopped
+    said = ("scheduler.deposed", "Postgres cannot be used", "in one tick")  # by where it was stopped
     eventually(lambda: any(map(first.logged, said)), "the first stands by")
     all_succeed_once(stack, 3_000)
     assert stack.leader() is second

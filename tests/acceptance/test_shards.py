@@ -185,7 +185,7 @@ def test_commands_name_a_shard_that_nobody_leads(sharded: Stack) -> None:
         return " ".join(sharded.command(*command).stdout.split())
 
     for command in ("status", "doctor"):
-        assert "No scheduler leads shard 1, so nothing moves there" in said(command)
+        assert "No scheduler leads shard 1, so no task starts there" in said(command)
     assert "No scheduler leads a shard" in said("top", "--once")
     metrics = httpx.get(f"{sharded.api()}/metrics").text
     assert float(re.findall(r"(?m)^orchestrator_lease_remaining_seconds (\S+)", metrics)[0]) < 0
@@ -214,7 +214,7 @@ def test_commands_show_all_shards_and_complain_of_another_number(sharded: Stack)
     sharded.environment["ORCHESTRATOR_SHARDS"] = "1"
     scheduler = sharded.scheduler()
     wrong = "service.misconfigured: Setting shards is 1, and"
-    assert scheduler.logged(f"{wrong} the database has 2. A process that is set so sees no others. Set ORCH")
+    assert scheduler.logged(f"{wrong} the database has 2. A process with this setting sees only these shards. Set ORCH")
     assert not any(process.logged("misconfigured") for process in sharded.processes[:2]), "these are right"
     streams = WorkerStreams(sharded.redis, Keys.of(sharded.settings))
     assert streams.shards_of_leader() == SHARDS, "which workers compare with their own"
@@ -244,7 +244,7 @@ def test_a_worker_complains_of_a_number_that_is_still_another_after_a_change(
         for now, number in found:
             sharded.redis.set(keys.canary, f"shards={number}", ex=60)
             beating.check_shards(now)
-        wrong = f"Setting shards is {SHARDS}, and 1 at the scheduler that leads"
+        wrong = f"Setting shards is {SHARDS}, but 1 at the leading scheduler"
         return len({id(one) for one in caplog.records if wrong in one.getMessage()})  # others may propagate, too
 
     assert said((0, 1), (30, 1), (59, SHARDS), (90, SHARDS)) == 0
@@ -268,7 +268,7 @@ def test_people_and_metrics_see_what_is_wrong_in_any_shard(sharded: Stack) -> No
     assert found["orchestrator_quarantined_messages"] == 1
     status = json.loads(sharded.output_of("status", "--json"))
     said = {one["kind"]: one["message"] for one in status["trouble"]}
-    assert said["leader in trouble"].startswith("The scheduler host:1 leads shard 1 and has not done its work for 1m")
+    assert said["leader in trouble"].startswith("The scheduler host:1 leads shard 1, but has done no work for 1m")
     assert "its disk is full" in said["leader in trouble"]
     assert said["set aside"].startswith("1 message could not")
     assert said["scheduler stuck"] == "Postgres does not let it in."

@@ -346,7 +346,7 @@ def test_a_successor_that_cannot_be_loaded_replaces_nobody(life: Stack, tmp_path
     module.write_text("raise RuntimeError('half a deployment')")
     first = stubborn.pid.enqueue().result(60)
     assert stubborn.pid.enqueue().result(60) == first
-    eventually(lambda: worker.logged("app.not_loaded: the worker goes on"), "its successor fails")
+    eventually(lambda: worker.logged("app.not_loaded: the worker continues"), "its successor fails")
     assert stubborn.pid.enqueue().result(60) == first
     assert states(life, worker) == ["live"]
 

@@ -151,7 +151,7 @@ def test_versions_are_immutable_and_runs_stay_on_theirs(running: Stack, tmp_path
     run = project.app.workflows["pinned"].start()
     second = project.app.workflows.apply(loads(text + '  b: {task: "steps.py:nothing", depends_on: [a]}\n'))
     assert second == first + 1
-    with pytest.raises(InvalidWorkflow, match="exists with another body"):
+    with pytest.raises(InvalidWorkflow, match="exists with a different body"):
         project.app.workflows.apply(loads(f"version: {first}\n{text}  c: {{task: 'steps.py:nothing'}}\n"))
     (tmp_path / "go").touch()
     assert run.wait_ended(60) == "success"

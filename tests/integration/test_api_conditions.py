@@ -54,7 +54,7 @@ def test_what_is_to_be_new_replaces_nothing(api: ApiClient) -> None:
     assert apply(api, If_None_Match="*").json()["version"] == 1
     refused = apply(api, "other", If_None_Match="*")
     assert refused.status_code == 412
-    assert refused.json()["detail"].startswith("Workflow 'tagged' was to be new, and there is version 1")
+    assert refused.json()["detail"].startswith("Workflow 'tagged' should be new, but there is version 1")
     ask(api, "DELETE", f"{PATH}/tagged").raise_for_status()
     assert apply(api, "other", If_None_Match="*").json()["version"] == 2  # what was deleted is not there
 

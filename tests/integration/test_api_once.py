@@ -164,7 +164,7 @@ def test_a_run_of_a_flow_is_started_once_under_a_key(api: ApiClient, engine: Eng
     assert post(api, "/tasks", given | {"request_id": "k"}).json() == first.json()  # they are one
     assert post(api, "/tasks", given | {"request_id": "k"}, key).json() == first.json()
     other = post(api, "/tasks", given | {"params": {"val": 3}}, key)
-    assert (other.status_code, "with other parameters" in other.text) == (409, True), other.text
+    assert (other.status_code, "with different parameters" in other.text) == (409, True), other.text
     both = post(api, "/tasks", given | {"request_id": "other"}, key)
     assert (both.status_code, "Idempotency-Key" in both.text) == (422, True), both.text
     assert post(api, "/tasks", given, ("Idempotency-Key", "another")).json() != first.json()

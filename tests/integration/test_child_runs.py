@@ -328,11 +328,11 @@ def test_code_starts_itself_only_so_often(system: System, settings: dict[str, in
     [
         (
             ["name: again\non: [{workflow: again}]\ntasks: {a: {task: job}}"],
-            "on: every run of 'again' that ends so would start the next, without end. Add a filter.",
+            "on: every run of 'again' that ends this way would start the next, forever. Add a filter.",
         ),
         (
             ["name: again\ntasks: {a: {task: job}, b: {workflow: again, depends_on: [a]}}"],
-            "tasks.b.workflow: every run of 'again' would start another, without end. Add a when.",
+            "tasks.b.workflow: every run of 'again' would start another, forever. Add a when.",
         ),
         (
             [
@@ -340,11 +340,11 @@ def test_code_starts_itself_only_so_often(system: System, settings: dict[str, in
                 "name: two\ntasks: {a: {workflow: three, parallel: 2}}",
                 "name: three\ntasks: {a: {workflow: one}}",
             ],
-            "Every run of workflow 'three' would start another, without end: three → one → two → three. Add a when",
+            "Every run of workflow 'three' would start another, forever: three → one → two → three. Add a when",
         ),
         (
             ["name: tick\non: [{workflow: tock}]\n{A}", "name: tock\non: [{workflow: tick, state: ended}]\n{A}"],
-            "Every run of workflow 'tock' would start another, without end: tock → tick → tock. Add a when",
+            "Every run of workflow 'tock' would start another, forever: tock → tick → tock. Add a when",
         ),
     ],
 )

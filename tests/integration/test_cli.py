@@ -385,8 +385,8 @@ def test_a_task_that_does_not_exist_is_an_error(run: Callable[..., Result]) -> N
     for words in (("tasks", "show", NOBODY), ("tasks", "cancel", NOBODY), ("tasks", "retry", NOBODY)):
         result = run(*words)
         assert result.exit_code == 1
-        assert result.stderr.startswith(f"Error: No task has the id {NOBODY}. If one had, it may have been pruned")
-    assert run("runs", "show", NOBODY).stderr.startswith(f"Error: No run has the id {NOBODY}. If one had,")
+        assert result.stderr.startswith(f"Error: No task has the id {NOBODY}. It may have been pruned")
+    assert run("runs", "show", NOBODY).stderr.startswith(f"Error: No run has the id {NOBODY}. It may have been pruned")
 
 
 def test_cancel_and_retry_are_written_down_for_the_leader(
@@ -573,14 +573,16 @@ def test_a_worker_that_stands_still_is_named_with_its_tasks(
     announce(engine, row)
     [shown] = [worker for worker in read("workers")["workers"] if worker["id"] == "frozen"]
     assert (shown["state"], shown["holds"]) == ("still", [task])
-    assert re.search(rf"^frozen stands still for [\d.ms ]+s, holds {task}$", run("workers").output, re.MULTILINE)
+    assert re.search(
+        rf"^frozen has been unresponsive for [\d.ms ]+s, holds {task}$", run("workers").output, re.MULTILINE
+    )
     [told] = [one for one in read("status")["trouble"] if one["kind"] == "worker stands still"]
     assert told["about"] == "frozen"
-    assert told["message"].startswith("Worker frozen (process 8 on there) stands still for ")
+    assert told["message"].startswith("Worker frozen (process 8 on there) has been unresponsive for ")
     assert f"s, holds {task}: " in told["message"]
     with engine.begin() as connection:
         fleet.mark_gone(connection, [], [], datetime.now(UTC))
-    assert "stands still" not in run("workers").output
+    assert "unresponsive" not in run("workers").output
 
 
 def test_status_tells_how_it_is_going_and_what_is_wrong(
@@ -641,7 +643,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
     assert "! No scheduler leads" in people
     assert re.search(r"^workers +unknown: no scheduler leads", people, re.MULTILINE)
     assert "no live worker" not in people
-    assert "! No live worker of queue 'system' knows 'shop.unheard_of': 1 wait, the first fails in " in people
+    assert "! No live worker of queue 'system' knows 'shop.unheard_of': 1 waiting, the first fails in " in people
 
     with engine.begin() as connection:
         term = leases.acquire(connection, 0, NOBODY, 600.0, "here:7")

@@ -383,8 +383,8 @@ def test_status_says_what_becomes_of_runs_whose_workflow_is_gone(
     parcel.start("milk")
     system.pass_seconds(2)
     said = " ".join(CliRunner().invoke(main, ["status"]).output.split())
-    assert "No live worker of queue 'default' knows workflow 'parcel': 2 of its runs wait, 1 after their start" in said
-    assert "and goes on when a worker has it again; those that have not begun fail then" in said
+    assert "No live worker of queue 'default' knows workflow 'parcel': 2 waiting, 1 of them started" in said
+    assert "and resumes when a worker knows it again; runs that have not started fail then" in said
     assert "a worker that knows it: no live one does" in show(begun.id)
     system.sql("UPDATE orchestrator.tasks SET wake_at = now() - interval '1 s' WHERE hold = 'unknown'")
     system.pass_seconds(2)
@@ -407,9 +407,9 @@ def test_who_waits_for_an_update_is_told_that_nobody_answers_it(system: System, 
         asked = pool.submit(system.app.workflow_run(handle.id).update, "ad", "tea", timeout=90)
         eventually(lambda: system.count("inbox") > 0)
         turn(system, worker, engine_)
-        with pytest.raises(ResultTimeout, match=r"update ad, for which the code has no handler yet \(it has: add"):
+        with pytest.raises(ResultTimeout, match=r"update ad, which has no handler in the code yet \(it has: add"):
             system.app.workflow_run(handle.id).update("ad", "tea", timeout=1)
-        assert "update ad, for which the code has no handler yet" in show(handle.id)
+        assert "update ad, which has no handler in the code yet" in show(handle.id)
         handle.terminate()
         eventually(lambda: system.pass_seconds() or asked.done(), "who asked first is told that it has ended")
 

@@ -302,7 +302,7 @@ def test_status_names_a_key_that_somebody_has_taken_and_a_redis_that_is_away(
         redis.delete("{orchestrator:0}:workers")
         redis.lpush("{orchestrator:0}:workers", "mine")
         output = CliRunner().invoke(main, ["status"], env=services).output
-        assert "Redis key {orchestrator:0}:workers holds a list where a set of ours belongs" in output
+        assert "Redis key {orchestrator:0}:workers holds a list instead of our set" in output
         document = json.loads(CliRunner().invoke(main, ["status", "--json"], env=services).stdout)
         redis.delete("{orchestrator:0}:workers")
     assert document["redis"]["foreign_keys"] == [

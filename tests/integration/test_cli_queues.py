@@ -107,7 +107,7 @@ def test_workers_are_unknown_while_the_leader_cannot_read_redis(system: System, 
     assert "no worker" not in {found["kind"] for found in status["trouble"]}
     assert re.search("workers +unknown: the scheduler does not hear", CliRunner().invoke(main, ["status"]).output)
     assert "unknown while no scheduler hears them" in CliRunner().invoke(main, ["doctor"]).output
-    with pytest.raises(ResultTimeout, match="The scheduler does not hear the workers"):
+    with pytest.raises(ResultTimeout, match="The scheduler receives nothing from the workers"):
         mail.result(timeout=0.01)
     with closing(Api(system.settings)) as api:
         assert not read_is_led(api)

@@ -57,7 +57,7 @@ def read(*words: str) -> None:
     may_say_no = words[1:2] in (("watch",), ("diff",))
     shown = invoke(*words)
     if words[0] in ("db", "top") and "ORCHESTRATOR_API_URL" in os.environ:
-        assert "Error: This needs Postgres and Redis themselves" in shown.stderr
+        assert "Error: This needs direct access to Postgres and Redis" in shown.stderr
         return
     assert shown.exit_code == 0 or (may_say_no and shown.exit_code == 1), (words, shown.output, shown.exception)
     assert shown.output.strip()

@@ -171,7 +171,7 @@ def test_in_a_test_attributes_are_replayed_reset_and_carried_over() -> None:
 )
 def test_what_is_no_scalar_is_refused(value: Any) -> None:
     app = Orchestrator()
-    with pytest.raises(InvalidWorkflow, match="Attribute 'a': expected a text of at most 255"):
+    with pytest.raises(InvalidWorkflow, match="Attribute 'a': expected a string of at most 255"):
         workflow_of(app).starting(attributes={"a": value})
 
 

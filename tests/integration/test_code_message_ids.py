@@ -510,7 +510,7 @@ def test_the_sender_of_an_update_that_came_after_the_end_is_told_so(
     update = run.options(id="u-1").start_update(counter.add, 5)
     _end_first(system, worker, engine_)
     assert update.stage() == "run success"
-    with pytest.raises(WrongState, match="ended before update 'add' reached it: send it again to a run that is open"):
+    with pytest.raises(WrongState, match="ended before update 'add' reached it: send the update to an open run"):
         update.result(timeout=1)  # an answer, for which nobody polls
     with pytest.raises(WrongState, match="ended before update 'add' reached it"):
         run.options(id="u-1").update(counter.add, 5)

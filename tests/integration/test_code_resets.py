@@ -472,9 +472,9 @@ def test_what_cannot_be_reset_is_refused_by_name(stage: Stage, order: CodeWorkfl
     handle = order.start()
     stage.play()
     for event, message in (
-        (0, "its events have the numbers 1 to 4"),
-        (5, "its events have the numbers 1 to 4"),
-        (2, "amid what the code commanded at once.*event 1 or 4"),
+        (0, "its events are numbered 1 to 4"),
+        (5, "its events are numbered 1 to 4"),
+        (2, "inside a batch of commands.*event 1 or 4"),
     ):
         with pytest.raises(WrongState, match=message):
             handle.reset(to=event)
@@ -497,10 +497,10 @@ def test_a_run_that_goes_on_in_an_open_one_is_not_reset(stage: Stage) -> None:
     old.signal("next")
     stage.play()
     (last,) = stage.system.sql("SELECT id FROM orchestrator.runs WHERE ended_at IS NULL")
-    with pytest.raises(WrongState, match=f"went on as run {last['id']}, which is open: reset that"):
+    with pytest.raises(WrongState, match=f"continued as run {last['id']}, which is open: reset that"):
         stage.ask(lambda: old.reset(to=1))
     reset = stage.reset(stage.app.workflow_run(last["id"]), 1)
-    with pytest.raises(WrongState, match=f"went on as run {reset.id}"):
+    with pytest.raises(WrongState, match=f"continued as run {reset.id}"):
         stage.ask(lambda: old.reset(to=1))
     old.signal("next")
     stage.play()
@@ -543,8 +543,8 @@ def test_resets_of_one_run_are_done_one_by_one(
     errors = [future.exception() for future in futures]
     refused = [error for error in errors if error is not None]
     assert len(refused) == 1
-    assert "went on as run" in str(refused[0])
-    assert "Somebody has reset it, or its code has continued" in str(refused[0])
+    assert "continued as run" in str(refused[0])
+    assert "The run was reset before, or its code continued" in str(refused[0])
     assert stage.system.count("runs") == 6
 
 

@@ -187,7 +187,7 @@ def announce(system: System, *signals: str) -> Worker:
     return worker
 
 
-REFUSED = "'counter' takes no signal 'pusch'. Did you mean 'push'? It takes: push, stop. Nothing was sent."
+REFUSED = "'counter' has no handler for signal 'pusch'. Did you mean 'push'? It handles: push, stop. Nothing was sent."
 
 
 @pytest.mark.usefixtures("in_empty_folder")

@@ -520,7 +520,7 @@ def test_an_attempt_that_is_over_says_so(app: Orchestrator, running: Running, co
 
 
 def test_what_is_not_possible_is_refused_with_advice(app: Orchestrator, running: Running) -> None:
-    with pytest.raises(WrongState, match="belongs inside"):
+    with pytest.raises(WrongState, match="call it inside"):
         running.ctx.complete(1)
     with pytest.raises(PayloadError, match="The result of task 'job'"), running.ctx.transaction():
         running.ctx.complete("x" * 2_000)

@@ -349,7 +349,7 @@ def test_a_key_starts_one_run(tasks: Tasks) -> None:
     assert first.id == second.id
     (row,) = tasks.system.sql("SELECT name, tags FROM orchestrator.runs")
     assert (row["name"], row["tags"]) == ("mine", ["a"])
-    with pytest.raises(Duplicate, match="with other parameters"):
+    with pytest.raises(Duplicate, match="with different parameters"):
         (tasks.double.s(2) | tasks.double.s()).start(key="once")
 
 
@@ -556,7 +556,7 @@ def test_who_may_enqueue_stores_nothing_but_calls(system: System) -> None:
         )  # fmt: skip
         with pytest.raises(PayloadError, match="names a stored payload"):
             compose([named], args=composed.packed(stored.encoded()))
-        with pytest.raises(InvalidWorkflow, match="of compositions"):
+        with pytest.raises(InvalidWorkflow, match="reserved for compositions"):
             tasks.app._client.backend.workflows.apply(named)
     assert [row["name"] for row in system.sql("SELECT name FROM orchestrator.workflows")] == [named.name]
 

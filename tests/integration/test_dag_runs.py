@@ -75,7 +75,7 @@ def test_a_key_belongs_to_one_start(system: System) -> None:
     bill = system.app.workflows["bill"].options(key="order-7")
     first = bill.start(month="may")
     assert bill.start(month="may").id == bill.start(month="may", size=1).id == first.id
-    with pytest.raises(Duplicate, match="was started under the key 'order-7' with other parameters") as caught:
+    with pytest.raises(Duplicate, match="was started under the key 'order-7' with different parameters") as caught:
         bill.start(month="june")
     assert caught.value.task_id == first.id
     assert system.count("runs") == 1

@@ -339,7 +339,7 @@ def test_a_worker_that_stands_still_is_drained_from_its_warning(house: House) ->
     reader = Visitor(house.app)
     reader.log_in(make_key(house, Scope.READ))
     page = reader.get("/ui").text
-    assert "stands still" in page
+    assert "unresponsive" in page
     assert "Drain" not in page
 
 
@@ -617,7 +617,7 @@ def test_attempts_that_no_worker_began_are_explained(house: House) -> None:
     for number in (1, 4):
         assert "handed back before it began" in texts[number]
         assert "/log?" not in texts[number]
-    assert "6 to 8,999 are left out" in texts[6]
+    assert "6 to 8,999 do not exist" in texts[6]
     assert "and 2 handed back before they began" in page
     assert "Loud: red cause" in told, "without the colours of a terminal"
     assert "\nAttempt 4 was dispatched, and handed back before it began" in told

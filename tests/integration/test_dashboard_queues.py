@@ -266,7 +266,7 @@ def test_every_page_says_that_the_workers_are_not_heard_and_none_waits_for_redis
         for path in ("/ui/tasks", "/ui/failures", "/ui/queues", PAGE, "/ui/runs", "/ui/schedules"):
             page = visitor.get(path).text
             assert page.count('data-key="outage"') == 1, path
-            assert "The scheduler does not hear the workers; its log says what keeps it" in page, path
+            assert "The scheduler receives nothing from the workers; its log says why" in page, path
             assert 'data-pulse="/ui/pulse"' in page, path
             assert "no worker serves it" not in page, path
         assert time.monotonic() - began < 8, "one question to such a Redis takes ten seconds by default"

@@ -347,7 +347,7 @@ def test_redis_comes_from_the_path_else_from_the_package(tmp_path: Path, monkeyp
     assert programs.find_redis() == packaged
     monkeypatch.setenv(programs.CHOICE, "system")
     ours.unlink()
-    with pytest.raises(ConfigurationError, match="ORCHESTRATOR_SERVERS is 'system', and there is no redis-server"):
+    with pytest.raises(ConfigurationError, match="ORCHESTRATOR_SERVERS is 'system', but there is no redis-server"):
         EmbeddedRedis(tmp_path).start()
     monkeypatch.setenv(programs.CHOICE, "sytem")
     with pytest.raises(ConfigurationError, match="ORCHESTRATOR_SERVERS: expected system, packages or nothing, found"):
@@ -372,7 +372,7 @@ def test_postgres_comes_from_the_package_else_from_the_machine(tmp_path: Path, m
     data = tmp_path / "services" / "postgres" / "data"
     data.mkdir(parents=True)
     (data / "PG_VERSION").write_text("16\n")
-    with pytest.raises(ConfigurationError, match="made by Postgres 16, which is neither installed nor part of"):
+    with pytest.raises(ConfigurationError, match="created by Postgres 16, which is neither installed nor part of"):
         EmbeddedPostgres(tmp_path / "services").start()
 
 

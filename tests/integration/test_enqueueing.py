@@ -94,7 +94,7 @@ def test_a_statement_that_takes_too_long_is_told_whatever_the_way(
     with engine.begin() as connection:
         connection.execute(text("LOCK TABLE orchestrator.tasks"))
         for enqueue in (task.enqueue, lambda: app.enqueue_many(task, [()]), lambda: app.start_many(task, [()])):
-            with pytest.raises(Unavailable, match="statement timeout.* `orchestrator status` says who"):
+            with pytest.raises(Unavailable, match="statement timeout.* `orchestrator status` shows which"):
                 enqueue()
     for enqueue in (task.enqueue, lambda: app.enqueue_many(task, [()]), lambda: app.start_many(task, [()])):
         enqueue()

@@ -247,7 +247,7 @@ def test_a_token_that_is_refused_is_replaced_once(google: FakeCloudRun) -> None:
 
 def test_a_worker_without_an_account_says_so(google: FakeCloudRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
-    with pytest.raises(Unreachable, match="GOOGLE_APPLICATION_CREDENTIALS names no file"):
+    with pytest.raises(Unreachable, match="GOOGLE_APPLICATION_CREDENTIALS is not set to a file"):
         run(execution("quick"))
 
 

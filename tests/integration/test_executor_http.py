@@ -180,7 +180,7 @@ def test_who_is_slow_is_left_after_the_request_timeout(redis: Redis, redis_url: 
 
 
 def test_where_nobody_answers_it_is_unreachable_or_fails_after_so_many(redis: Redis, redis_url: str, away: str) -> None:
-    with pytest.raises(Unreachable, match="Nobody offers the service 'sum'"):
+    with pytest.raises(Unreachable, match="No worker offers the service 'sum'"):
         run(redis_url, execution(Http(service="sum")))
     none = run(redis_url, execution(Http(service="sum", max_attempts=2, attempt_delay=0)))
     assert isinstance(none, Broken)

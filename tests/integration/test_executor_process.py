@@ -131,7 +131,7 @@ def test_too_much_of_the_cpu_is_ended() -> None:
     assert isinstance(found, Broken)
     assert (found.kind, found.message) == (
         "Killed",
-        "The command was ended by SIGXCPU: its processor time is used up, of which each process has 1 s (option cpu).",
+        "The command was ended by SIGXCPU: it used up its processor time, of which each process gets 1 s (option cpu).",
     )
 
 
@@ -446,7 +446,7 @@ def test_output_that_is_too_deep_is_no_defect_of_the_worker(levels: int) -> None
 
 def test_json_has_no_nan() -> None:
     work = dataclasses.replace(execution("/bin/true"), input={"mean": float("nan")})
-    with pytest.raises(PayloadError, match="task 'shop.resize' goes out as JSON.* found nan at `mean`"):
+    with pytest.raises(PayloadError, match="task 'shop.resize' is sent as JSON.* found nan at `mean`"):
         outcome(work)
 
 
@@ -582,7 +582,7 @@ def test_of_much_that_is_said_only_some_stays_on_the_disk(folder: Path) -> None:
     *lines, last = tell(story)
     assert (lines[0], lines[-1]) == ("info: first", "info: last")
     told = sum(len(line.removeprefix("info: ")) + 1 for line in lines)
-    counted = re.fullmatch("warning: at least ([\\d,]+) bytes of stderr were left out: they came too fast", last)
+    counted = re.fullmatch("warning: at least ([\\d,]+) bytes of stderr were dropped: they came too fast", last)
     assert counted is not None, last
     assert 0 <= 60_000_000 + 11 - told - int(counted[1].replace(",", "")) < 20_000_000, "what came during a cut"
 
@@ -622,7 +622,7 @@ def test_what_a_cancelled_command_has_said_is_told() -> None:
         *lines, last = heard.lines
         assert lines[:2] == ["info: one", "info: yyyyyyyyy"]
         left_out = stderr.stat().st_size - sum(len(line.removeprefix("info: ")) + 1 for line in lines)
-        assert last == f"warning: at least {left_out:,} bytes of stderr were left out: they came too fast"
+        assert last == f"warning: at least {left_out:,} bytes of stderr were dropped: they came too fast"
 
     tell(story)
 

@@ -335,7 +335,7 @@ def test_what_is_too_large_to_be_handed_out_is_not_offered(
     settings = dataclasses.replace(settings, payload_store=str(tmp_path))
 
     async def story(executor: PullExecutor, client: Client) -> None:
-        with pytest.raises(PayloadError, match=r"'shop\.sum' offers has 200,\d+ bytes as JSON.* at most 200,000"):
+        with pytest.raises(PayloadError, match=r"'shop\.sum' has 200,\d+ bytes as JSON.* at most 200,000"):
             await executor.submit(dataclasses.replace(execution(), input={"input": "x" * 200_000}))
         assert await client.poll(wait=0) is None
 

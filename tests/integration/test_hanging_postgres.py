@@ -134,7 +134,7 @@ def test_a_leader_says_that_it_gets_no_answer_and_when_it_is_back(
     settings = Settings(database_url=line.url, redis_url=redis_url, lease=1.0)
     with _leading(settings, late=1.0, most=60.0):
         eventually(lambda: "scheduler.leading term=" in caplog.text, "it leads")
-        away = "Postgres cannot be used; nothing moves, and reports wait: it has not answered for "
+        away = "Postgres cannot be used; no task starts, and reports wait: it has not answered for "
         for _ in range(2):  # each time
             for change, words in ((line.hang, away), (line.go_on, "Postgres can be used again")):
                 before = caplog.text.count(words)

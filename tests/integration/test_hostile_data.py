@@ -316,7 +316,7 @@ def test_a_fan_out_that_costs_too_much_fails_and_others_go_on(system: System) ->
     system.tick_until(lambda: run.progress().status == "failed")
     with system.engine.connect() as connection:
         (step,) = insights.list_steps(connection, UUID(run.id))
-    assert "one may be named too often" in (step.reason or "")
+    assert "one value is named too often" in (step.reason or "")
     (worker,) = system.workers
     worker.succeed(*worker.take())
     system.tick()

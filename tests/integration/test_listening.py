@@ -129,9 +129,9 @@ def test_a_connection_that_breaks_is_an_outage_once(redis: Redis, streams: Leade
 def test_another_server_is_asked_only_when_a_leader_has_begun_on_it(redis: Redis, streams: LeaderStreams) -> None:
     add(redis, b"of before")
     redis.set(KEYS.server, "another life")
-    with pytest.raises(ConnectionError, match="no leader has begun on it yet"):
+    with pytest.raises(ConnectionError, match="no leader uses it yet"):
         streams.read(G, "0-0", 10, 30.0)
-    with pytest.raises(ConnectionError, match="no leader has begun on it yet"):
+    with pytest.raises(ConnectionError, match="no leader uses it yet"):
         streams.read(G, "0-0", 10, 0.0)
     assert [body for _, body in streams.leftover(G, "0-0", 10).entries] == [b"of before"]
     streams.terms.begin(1, "1-2-b", life(redis))

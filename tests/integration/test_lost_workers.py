@@ -114,7 +114,7 @@ def test_a_task_that_is_there_whenever_a_worker_dies_is_given_up_in_the_end(syst
         system.tick_until(lambda: (row := system.row(handle))["attempt"] > task.attempt or row["status"] == "failed")  # noqa: B023
     row = system.row(handle)
     assert (row["reason"], row["losses"], row["failures"], row["attempt"]) == ("worker lost", 0, 0, 30)
-    with pytest.raises(TaskFailed, match="it fails when 30 processes have ended so; this was number 30"):
+    with pytest.raises(TaskFailed, match="it fails after 30 such deaths; so far: 30"):
         handle.result(0)
 
 
@@ -136,7 +136,7 @@ def test_each_lost_worker_is_one_warning_that_says_why(system: System, caplog: p
         r"worker.lost worker=silent reason='not heard from for \d+\.\d s' attempts=3: its attempts run again",
         warnings[0],
     )
-    died = "its parent says that its process died: exit code 3"
+    died = "its parent reports that its process died: exit code 3"
     assert warnings[1] == f"worker.lost worker=dead reason={died!r} attempts=3: its attempts run again"
     errors = [row["error"]["message"] for row in system.sql("SELECT error FROM orchestrator.attempts ORDER BY attempt")]
     assert all(error.startswith("The worker that had this attempt was not heard from for ") for error in errors[:3])

@@ -53,7 +53,7 @@ def test_a_wait_for_a_task_tells_what_is_in_the_way(system: System, app: Orchest
     wait_for_long(system)
     with pytest.raises(
         ResultTimeout,
-        match="no live worker. Start one: .* --queues parcels; if one runs, its log says .*; ask again, or see",
+        match="no live worker. Start one: .* --queues parcels; if one is running, its log says .*; ask again, or see",
     ):
         handle.result(timeout=0.01)
     with pytest.raises(ResultTimeout, match="no live worker. Start one:"):
@@ -69,7 +69,7 @@ def test_a_wait_for_a_task_tells_what_is_in_the_way(system: System, app: Orchest
     with pytest.raises(ResultTimeout, match="No live worker of queue 'parcels' knows 'ship'. Start a worker"):
         handle.result(timeout=0.01)
     system.sql("UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'")
-    with pytest.raises(ResultTimeout, match="No scheduler leads, so nothing moves"):
+    with pytest.raises(ResultTimeout, match="No scheduler leads, so no task starts"):
         handle.result(timeout=0.01)
 
 
@@ -118,7 +118,7 @@ def test_commands_that_wait_tell_it_within_seconds(system: System, tmp_path: Pat
         lines = iter(waiter.stderr.readline, "")
         if words[0] == "enqueue":
             assert len(next(lines)) == 37, "the id: stdout is for the result"
-        assert next(lines).startswith("! No scheduler leads, so nothing moves.")
+        assert next(lines).startswith("! No scheduler leads, so no task starts.")
         waiter.kill()
 
 
@@ -130,7 +130,7 @@ def test_a_query_says_within_seconds_that_no_scheduler_leads(system: System) -> 
     handle = basket.start()
     system.expire_lease()
     began = time.monotonic()
-    with pytest.raises(ResultTimeout, match=r"No answer to query run .* yet\. No scheduler leads, so nothing moves"):
+    with pytest.raises(ResultTimeout, match=r"No answer to query run .* yet\. No scheduler leads, so no task starts"):
         handle.query("look")
     assert time.monotonic() - began < 5.0, "it would wait for thirty seconds"
 

@@ -84,7 +84,7 @@ def test_a_line_is_not_opened_to_a_server_on_which_no_leader_has_begun(redis: Re
     with pytest.raises(ConnectionError):
         bound.call("PING")
     for _ in range(2):
-        with pytest.raises(ConnectionError, match="no leader has begun on it yet"):
+        with pytest.raises(ConnectionError, match="no leader uses it yet"):
             bound.call("SET", "line:a", "x")
     redis.set("line:server", str(redis.info("server")["run_id"]))
     assert bound.call("GET", "line:a") is None
@@ -104,7 +104,7 @@ def test_a_server_that_does_not_know_a_script_is_asked_who_it_is(redis: Redis, b
     assert bound.run(ECHO, ["line:a"], ["x"]) == [b"line:a", b"x"]
     redis.set("line:server", "the life of another")
     redis.script_flush()
-    with pytest.raises(ConnectionError, match="no leader has begun on it yet"):
+    with pytest.raises(ConnectionError, match="no leader uses it yet"):
         bound.run(ECHO, ["line:a"], ["y"])
     assert redis.script_exists(ECHO.hash) == [False], "or the next would not ask"
     redis.delete("line:server")

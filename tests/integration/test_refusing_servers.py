@@ -137,12 +137,12 @@ def test_a_scheduler_waits_for_a_read_only_postgres(
                 ),
                 "status tells why none leads",
             )
-            assert "those that run cannot use Postgres" in told
+            assert "the running schedulers cannot use Postgres" in told
             assert "scheduler stuck" in told
             assert "orchestrator scheduler" not in told
         eventually(scheduler.leading.is_set, "it leads again")
     assert ": a defect" not in caplog.text
-    assert caplog.text.count("Postgres cannot be used; nothing moves") == 1
+    assert caplog.text.count("Postgres cannot be used; no task starts") == 1
 
 
 def test_a_scheduler_waits_for_the_indexes_of_a_dump(
@@ -152,7 +152,7 @@ def test_a_scheduler_waits_for_the_indexes_of_a_dump(
     settings = Settings(database_url=database_url, redis_url=redis_url, lease=30.0)
     execute(database_url, "ALTER TABLE orchestrator.leases DROP CONSTRAINT leases_pkey")
     with running(database_url, redis_url, settings) as scheduler:
-        eventually(lambda: "Postgres cannot be used; nothing moves" in caplog.text, "it says so")
+        eventually(lambda: "Postgres cannot be used; no task starts" in caplog.text, "it says so")
         assert "no unique or exclusion constraint" in caplog.text
         execute(database_url, "ALTER TABLE orchestrator.leases ADD PRIMARY KEY (shard)")
         eventually(scheduler.leading.is_set, "it leads")
@@ -290,7 +290,7 @@ def test_a_redis_that_lets_nobody_in_is_not_to_be_started(
         monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", redis_url.replace("unix://", f"unix://guest:{password}@"))
         said = run("status").output
         redis.execute_command("ACL", "DELUSER", "guest")  # type: ignore[no-untyped-call]
-    assert "! Redis refuses the user or the password of the setting redis_url" in said
+    assert "! Redis rejects the user or password in the setting redis_url" in said
     assert "start it" not in said
 
 
@@ -308,7 +308,7 @@ def test_an_upgrade_warns_of_a_role_that_is_named_like_the_namespace(
         for _ in range(2):
             warned = run("db", "upgrade")
             assert warned.exit_code == 0, warned.output
-            assert f"Warning: what the role {name} creates without naming a schema" in warned.stderr
+            assert f"Warning: the role {name} has {name} first in its search_path" in warned.stderr
             assert f'ALTER ROLE "{name}" SET search_path = public' in warned.stderr
         execute(database_url, f'ALTER ROLE "{name}" SET search_path = public')
         assert run("db", "upgrade").stderr == ""

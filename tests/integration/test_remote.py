@@ -166,7 +166,7 @@ def test_what_needs_the_stores_says_so(engine: Engine, api: str) -> None:
         pytest.raises(ConfigurationError, match="enqueue_in needs the database"),
     ):
         double.enqueue_in(connection, 2)
-    with pytest.raises(ConfigurationError, match="This needs Postgres and Redis themselves"):
+    with pytest.raises(ConfigurationError, match="This needs direct access to Postgres and Redis"):
         load_settings(environ={}, api_url=api).require_database()
 
 

@@ -207,7 +207,7 @@ def test_a_task_waits_at_the_one_worker_that_knows_it_until_another_has_room(
     system.pass_seconds(2)
     if received:
         assert (raw(placed), 1) in {(one.id, one.attempt) for order in new.orders() for one in order.spare}
-        new.report(Returned(raw(placed), 1, "others have room"))
+        new.report(Returned(raw(placed), 1, "other workers have free slots"))
         system.pass_seconds()
     assert raw(placed) in [task.id for task in newer.take()]
 
@@ -232,7 +232,7 @@ def test_what_expires_at_a_worker_that_does_not_begin_it_fails(
     if received:
         (attempt,) = [one for order in new.orders() for one in order.spare]
         assert (attempt.id, attempt.attempt) == (taken[0].id, 1)
-        new.report(Returned(taken[0].id, 1, "others have room"))
+        new.report(Returned(taken[0].id, 1, "other workers have free slots"))
         system.pass_seconds()
     with pytest.raises(TaskFailed, match="TaskExpired"):
         handle.result(timeout=5)
@@ -343,13 +343,13 @@ def test_where_nobody_was_given_the_database_whoever_waits_is_told(system: Syste
     assert (row["status"], row["hold"], row["failures"]) == ("pending", "unknown", 0)
 
     system.sql("UPDATE orchestrator.tasks SET created_at = created_at - interval '1 minute'")
-    told = r"No live worker of queue 'default' was given the database, which ctx.transaction\(\) needs in 'pay'"
+    told = r"No live worker of queue 'default' has the database, which ctx\.transaction\(\) needs in 'pay'"
     with pytest.raises(ResultTimeout, match=f"{told}. Start one: .* --queues default --database"):
         handle.result(0.01)
     with system.engine.connect() as connection:
         (trouble,) = trouble_of(overview(connection), system.settings.lease)
     assert (trouble.kind, trouble.about) == ("no database", "pay")
-    assert re.search(f"{told}: 1 wait, the first fails in ", trouble.message)
+    assert re.search(f"{told}: 1 waiting, the first fails in ", trouble.message)
 
     system.sql("UPDATE orchestrator.tasks SET wake_at = now() - interval '1 second'")
     system.pass_seconds(2)

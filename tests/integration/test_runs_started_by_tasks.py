@@ -71,10 +71,10 @@ def test_a_key_belongs_to_the_parameters_of_one_start(system: System, worker: Wo
     (refused,) = answers(system, worker, as_task(THIRD, StartSteps("any", f'{{"n": {other}}}', "k"))).values()
     assert refused.error is not None
     assert refused.error.kind == "Duplicate"
-    assert "with other parameters; this one was not started" in refused.error.message
+    assert "with different parameters; this run was not started" in refused.error.message
     workflow = system.app.workflows["any"].options(key="k")
     assert workflow.start(n=1).id == to_text(ID)
-    with pytest.raises(Duplicate, match="with other parameters"):
+    with pytest.raises(Duplicate, match="with different parameters"):
         workflow.start(n=msgspec.json.decode(other))
     assert system.count("runs") == 1
 

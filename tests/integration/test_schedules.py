@@ -277,7 +277,7 @@ def test_a_queue_does_not_go_with_another_limit(system: System) -> None:
     system.put(Schedule(every=3600.0, overlap="queue"))
     system.tick("2026-01-01 01:00")
     assert system.runs() == []
-    assert "leave out its concurrency" in (system.row().error or "")
+    assert "remove its concurrency" in (system.row().error or "")
 
 
 def _written(*, overlap: str, concurrency: int) -> Definition:
@@ -420,7 +420,7 @@ def test_a_schedule_that_cannot_be_read_is_stopped_and_says_so(system: System) -
     system.put(Schedule(every=3600.0))
     system.sql("""UPDATE orchestrator.schedules SET definition = '{"cron": "0 0 * * *", "timezone": "Mars/Base"}'""")
     system.tick("2026-01-01 01:00")
-    assert "It cannot be told when it fires" in (found_error(system) or "")
+    assert "Its next fire cannot be computed" in (found_error(system) or "")
     system.put(Schedule(every=3600.0))
     assert system.row().next_fire == START + timedelta(hours=1)
     assert system.row().error is None

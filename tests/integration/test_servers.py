@@ -52,7 +52,7 @@ def test_several_hosts_are_given_to_the_driver(url: str, host: str, port: str) -
 
 
 def test_hosts_that_are_none(redis_url: str) -> None:
-    with pytest.raises(ConfigurationError, match="Setting database_url: expected .* are no hosts with ports"):
+    with pytest.raises(ConfigurationError, match="Setting database_url: expected .* are not hosts with ports"):
         database.engine_for("postgresql://a:1,b:x/db")
 
 

@@ -113,7 +113,10 @@ def test_an_empty_shard_is_given_up_and_what_it_remembers_is_kept(settings: Sett
     shards.upgrade(settings)
     ended = run(plain, ENDED.format('"orchestrator/2"'))
     task = run(plain, TASK.format('"orchestrator/1"'))
-    for said in ("stays: it is empty, and programs may still use it for some seconds.", "was empty, and is gone"):
+    for said in (
+        "stays: it is empty, and processes may still use it for some seconds.",
+        "was empty and has been removed",
+    ):
         _, first, second = shards.upgrade(replace(settings, shards=1))
         assert first.startswith("Shard 1 stays: it has open work.")
         assert second.startswith(f"Shard 2 {said}")
@@ -172,7 +175,7 @@ def test_a_client_that_looks_while_a_shard_is_given_up_runs_into_no_deadlock(set
         eventually(lambda: between.exec_driver_sql(waiting).scalar_one() == 2, "the upgrade wants the view")
         between.exec_driver_sql("ROLLBACK")
         client.result(60)
-        assert upgrade.result(60)[1].startswith("Shard 2 was empty, and is gone")
+        assert upgrade.result(60)[1].startswith("Shard 2 was empty and has been removed")
 
 
 RUN = """
@@ -261,14 +264,14 @@ def test_nothing_moves_while_a_client_uses_the_shard(settings: Settings, plain: 
     run(plain, TASK.format('"orchestrator/2"'))
     assert not shards._move_some(engine, "orchestrator", 2)
     with engine.begin() as connection:
-        assert "used meanwhile" in shards._dissolve(connection, "orchestrator", 2)
+        assert "used in the meantime" in shards._dissolve(connection, "orchestrator", 2)
     assert counts(plain, "orchestrator/2")[0] == 1
     engine.dispose()
 
 
 def test_nothing_goes_back_while_there_are_shards(settings: Settings) -> None:
     shards.upgrade(settings)
-    with pytest.raises(SchemaError, match="needs one shard"):
+    with pytest.raises(SchemaError, match="needs a database with one shard"):
         database.downgrade(settings.database_url, None)
 
 

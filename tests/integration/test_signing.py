@@ -104,7 +104,7 @@ def test_a_forged_report_counts_for_nothing(signed: System) -> None:
     signed.pass_seconds()
     assert signed.states(handle) == ["dispatched"]
     assert len(signed.quarantine()) == 4
-    for words in ("not signed", "not among signing_keys", "does not fit"):
+    for words in ("not signed", "not among signing_keys", "is invalid"):
         assert words in reasons(signed)
     worker.succeed(task)
     signed.pass_seconds()
@@ -322,7 +322,7 @@ def test_while_it_is_introduced_unsigned_messages_are_taken_and_forged_ones_are_
     lenient = keys(SECRET, signing="sign").signing
     assert lenient.body("here", b"\x90") == b"\x90"
     assert keys(SECRET).signing.body("here", lenient.sign("here", b"\x90")) == b"\x90"
-    with pytest.raises(Forged, match="does not fit"):
+    with pytest.raises(Forged, match="is invalid"):
         lenient.body("there", lenient.sign("here", b"\x90"))
 
 

@@ -128,7 +128,7 @@ def test_the_log_of_every_leader_names_the_statement_that_was_slow(
     for _ in range(2):
         caplog.clear()
         lead().tick()
-        assert "statement=lanes.after in 6: it took too long; the next ticks do less" in caplog.text
+        assert "statement=lanes.after in 6: it took too long; the next ticks do less work" in caplog.text
 
 
 @pytest.mark.parametrize("seconds_a_key", [0.006], indirect=True)

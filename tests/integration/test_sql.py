@@ -71,7 +71,7 @@ def test_nothing_goes_past_the_one_way_to_call_a_statement() -> None:
 def test_a_statement_without_a_name_or_with_that_of_another_is_refused() -> None:
     with pytest.raises(ValueError, match="needs a name"):
         Statement[int]("SELECT 1")
-    with pytest.raises(ValueError, match=r"Two statements are called 'test\.add'"):
+    with pytest.raises(ValueError, match=r"Two statements are named 'test\.add'"):
         Statement[int]("SELECT /* test.add */ 1")
 
 

@@ -338,7 +338,7 @@ def test_people_are_told_which_run_is_stuck_and_why(system: System, worker: Work
         assert f"or: orchestrator runs retry {poisoned.id}" in shown
         assert json.loads(said("runs", "show", poisoned.id, "--json"))["stuck"]["kind"] == kind
         assert poisoned.id[:8] in said("runs", "list", "--stuck")
-        assert f"1 run cannot go on; the newest: {poisoned.id}: {kind}: " in said("status")
+        assert f"1 run cannot continue; the newest: {poisoned.id}: {kind}: " in said("status")
     finally:
         system.sql("DELETE FROM orchestrator.workflows WHERE name = 'told'")
 

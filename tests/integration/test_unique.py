@@ -250,7 +250,7 @@ def test_replace_changes_the_arguments_while_it_waits(system: System) -> None:
     system.pass_seconds()
     (task,) = worker.take()
     assert task.payload == system.job._new((2,), {}).payload
-    with pytest.raises(Duplicate, match="waits no more, so its arguments cannot be replaced") as caught:
+    with pytest.raises(Duplicate, match="is no longer waiting, so its arguments cannot be replaced") as caught:
         unique(system, on_duplicate="replace").enqueue(3)
     assert caught.value.task_id == first.id
     worker.succeed(task)
@@ -349,7 +349,7 @@ def test_an_idempotency_key_belongs_to_one_call(system: System, engine: Engine) 
     first = task.enqueue(90, {"b": 1, "a": [1]})
     assert task.enqueue(note={"a": [1], "b": 1}, amount=90) == first
     for call in ((91, {"b": 1, "a": [1]}), (90,), (90, {"b": 1, "a": [2]})):
-        with pytest.raises(Duplicate, match="other arguments; this one was not enqueued") as caught:
+        with pytest.raises(Duplicate, match="other arguments; this task was not enqueued") as caught:
             task.enqueue(*call)
         assert caught.value.task_id == first.id
     with engine.begin() as connection, pytest.raises(Duplicate, match="other arguments"):

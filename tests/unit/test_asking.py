@@ -112,7 +112,7 @@ def test_who_takes_a_request_and_never_answers_counts_as_away() -> None:
     for steps in (whole, lines):
         with pytest.raises(Unreachable, match="did not answer within 0.2 s"):
             with_server(b"", steps, stays=True)
-    with pytest.raises(Unreachable, match="said nothing for 0.2 s"):
+    with pytest.raises(Unreachable, match="sent nothing for 0.2 s"):
         with_server(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\none\ntw", silent, stays=True)
 
 

@@ -33,7 +33,7 @@ def test_dev_in_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pyt
     refused = CliRunner().invoke(main, ["dev"])
     assert refused.exit_code == 1
     assert "keeps its data in" in refused.stderr
-    assert "which cannot be written: File exists. Start it in a folder of your own" in refused.stderr
+    assert "which is not writable: File exists. Start it in a folder of your own" in refused.stderr
     assert "Traceback" not in refused.output
 
 

@@ -301,7 +301,7 @@ def test_what_runs_in_a_process_of_its_own_is_ended_with_it(tmp_path: Path, monk
     report = world.reported()
     assert isinstance(report, Activated)
     assert report.stuck is not None
-    assert "ran for 1.5 s in a process of its own, and did not come back" in report.stuck.message
+    assert "ran for 1.5 s in a process of its own, and did not return" in report.stuck.message
     assert world.pool.received.wait_until_idle(60)
     assert world.replaced == []
     isolation.close()

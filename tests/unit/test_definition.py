@@ -99,17 +99,21 @@ def test_a_sound_definition_has_no_problems() -> None:
         (define(step("a"), on_failure=(Hook(),)), "on_failure.0", "expected either task or webhook."),
         (define(step("a"), on_success=(Hook(webhook="ftp://x"),)), "on_success.0.webhook", "expected an http://"),
         (define(step("a"), on=(EventTrigger(),)), "on.0", "expected either workflow or event."),
-        (define(step("a"), on=(EventTrigger(event="e", state="failed"),)), "on.0.state", "state goes with workflow"),
+        (
+            define(step("a"), on=(EventTrigger(event="e", state="failed"),)),
+            "on.0.state",
+            "state can be given only with workflow",
+        ),
         (define(step("a"), on=(EventTrigger(event="e", filter="params.x"),)), "on.0.filter", "unknown name 'params'."),
         (
             define(step("a"), on=(EventTrigger(event="e"),), params={"p": Param()}),
             "on.0",
-            "parameter 'p' has no default: give it here, under params.",
+            "parameter 'p' has no default: pass it here, under params.",
         ),
         (
             define(step("a"), schedule={"cron": "0 3 * * *"}, params={"p": Param()}),
             "schedule",
-            "parameter 'p' has no default: give it here, under params.",
+            "parameter 'p' has no default: pass it here, under params.",
         ),
         (
             define(step("a"), schedule={"cron": "0 3 * * *", "params": {"dya": 1}}, params={"day": Param(default=1)}),
@@ -122,17 +126,17 @@ def test_a_sound_definition_has_no_problems() -> None:
             "params.p.default",
             "expected a whole number, found the string 'x'.",
         ),
-        (define(step("a"), step("a")), "tasks.a", "two tasks are called 'a'."),
+        (define(step("a"), step("a")), "tasks.a", "two tasks are named 'a'."),
         (define(step("a b")), "tasks.a b", "starts with one of a-z, A-Z and _"),
-        (define(step("item")), "tasks.item", "'item' has its own meaning in expressions: choose another name."),
-        (define(step("not")), "tasks.not", "'not' has its own meaning"),
+        (define(step("item")), "tasks.item", "'item' has a special meaning in expressions: choose a different name."),
+        (define(step("not")), "tasks.not", "'not' has a special meaning"),
         (define(Step(name="a")), "tasks.a", "expected exactly one of task, workflow and executor, found none"),
         (
             define(step("a", task="t", executor="process", with_={"command": ["ls"]})),
             "tasks.a",
             "expected exactly one of task, workflow and executor, found task and executor.",
         ),
-        (define(step("a", with_={"x": 1})), "tasks.a.with", "with goes with executor"),
+        (define(step("a", with_={"x": 1})), "tasks.a.with", "with is only for an executor"),
         (
             define(step("a", task="t", workflow="w")),
             "tasks.a",
@@ -142,7 +146,7 @@ def test_a_sound_definition_has_no_problems() -> None:
         (
             define(step("a", foreach="params.x", parallel=2), params={"x": Param()}),
             "tasks.a.parallel",
-            "foreach and parallel do not go together: keep one of them.",
+            "foreach and parallel cannot be combined: keep one of them.",
         ),
         (define(step("a", parallel=0)), "tasks.a.parallel", "expected 1 or more, found 0."),
         (define(step("a", parallel=2, concurrency=0)), "tasks.a.concurrency", "expected 1 or more, found 0."),
@@ -157,7 +161,7 @@ def test_a_sound_definition_has_no_problems() -> None:
             "tasks.report.depends_on.0",
             "unknown task 'proces'. Did you mean 'process'?",
         ),
-        (define(step("a"), step("b", "a", "a")), "tasks.b.depends_on.1", "'a' is there twice."),
+        (define(step("a"), step("b", "a", "a")), "tasks.b.depends_on.1", "'a' occurs twice."),
         (
             define(step("a"), step("b", input={"x": [{"y": "${a.z}"}]})),
             "tasks.b.input.x.0.y",
@@ -176,7 +180,7 @@ def test_a_sound_definition_has_no_problems() -> None:
         (
             define(step("a", parallel=2, input={"x": "${index-1}"})),
             "tasks.a.input.x",
-            "A minus wants spaces around it.",
+            "A minus needs spaces around it.",
         ),
         (
             define(step("a", input={"x": "${params.dya}"}), params={"day": Param()}),
@@ -187,7 +191,7 @@ def test_a_sound_definition_has_no_problems() -> None:
         (
             define(step("a", input={"x": "${item}"})),
             "tasks.a.input.x",
-            "'item' is known only in the input and the concurrency_key of a task with foreach.",
+            "'item' can be used only in the input and the concurrency_key of a task with foreach.",
         ),
         (define(step("a", parallel=2, input={"x": "${item}"})), "tasks.a.input.x", "a task with foreach."),
         (define(step("a", parallel=2, when="index > 0")), "tasks.a.when", "a task with foreach or parallel."),
@@ -197,11 +201,11 @@ def test_a_sound_definition_has_no_problems() -> None:
             "Expression '1 +': expected a value at character 4, found the end.",
         ),
         (define(step("a", input={"x": "${1 +}"})), "tasks.a.input.x", "at character 4"),
-        (define(step("a", "a")), "tasks.a.depends_on", "cycle: a → a, where each depends on the next."),
+        (define(step("a", "a")), "tasks.a.depends_on", "cycle: a → a, each depends on the next."),
         (
             define(step("a", "b"), step("b", "c"), step("c", "a"), step("d", "c")),
             "tasks.a.depends_on",
-            "cycle: a → b → c → a, where each depends on the next. Remove one of these dependencies.",
+            "cycle: a → b → c → a, each depends on the next. Remove one of these dependencies.",
         ),
     ],
 )
@@ -224,7 +228,7 @@ def test_each_cycle_is_drawn_once_and_not_all_of_a_thousand() -> None:
     assert len(found) == 10
     assert found[1] == (
         "tasks.a1.depends_on",
-        "cycle: a1 → b1 → a1, where each depends on the next. Remove one of these dependencies.",
+        "cycle: a1 → b1 → a1, each depends on the next. Remove one of these dependencies.",
     )
 
 
@@ -342,7 +346,7 @@ def test_every_wrong_parameter_is_named() -> None:
         resolve({"dya": 1, "n": "x"}, day=Param(type="date"), n=Param(type="integer"))
     assert str(caught.value).splitlines() == [
         "Workflow 'flow': unknown parameter 'dya'. Did you mean 'day'?",
-        "Workflow 'flow': parameter 'day' (date) is missing, and has no default.",
+        "Workflow 'flow': parameter 'day' (date) is missing and has no default.",
         "Workflow 'flow': parameter 'n': expected a whole number, found the string 'x'.",
     ]
 
@@ -404,8 +408,7 @@ def test_a_dot_asks_for_a_field_and_the_message_says_how_a_name_with_one_is_writ
     assert found == [
         (
             "tasks.b.input.x",
-            "unknown name 'load'. A dot asks for a field; the task 'load.orders' is written in backquotes: "
-            "`load.orders`.",
+            "unknown name 'load'. A dot reads a field; the task 'load.orders' is written in backquotes: `load.orders`.",
         )
     ]
     both = define(step("a"), step("a.b"), step("c", "a", "a.b", input={"field": "${a.b}", "step": "${`a.b`}"}))
@@ -415,13 +418,13 @@ def test_a_dot_asks_for_a_field_and_the_message_says_how_a_name_with_one_is_writ
 def test_a_workflow_beyond_reason_is_refused_at_once() -> None:
     many = Definition(name="many", steps=tuple(Step(name=f"s{number}", task="t") for number in range(10_001)))
     assert [text for _, text in messages(many)] == [
-        "10,001 tasks, and a workflow may have 10,000: let one task fan out with foreach, or let tasks start "
+        "10,001 tasks; a workflow may have at most 10,000: let one task fan out with foreach, or let tasks start "
         "workflows of their own."
     ]
     names = tuple(f"s{number}" for number in range(501))
     dense = Definition(name="dense", steps=tuple(Step(name=name, task="t", depends_on=names) for name in names))
     assert [text for _, text in messages(dense)] == [
-        "251,001 dependencies in depends_on, and a workflow may have 200,000."
+        "251,001 dependencies in depends_on; a workflow may have at most 200,000."
     ]
 
 

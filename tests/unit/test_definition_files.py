@@ -217,7 +217,7 @@ ONE = "tasks: {a: {task: t}}"
               c: {task: t, depends_on: [b]}
             """,
             [
-                "f.yaml:4: tasks.a.depends_on: cycle: a → c → b → a, where each depends on the next. "
+                "f.yaml:4: tasks.a.depends_on: cycle: a → c → b → a, each depends on the next. "
                 "Remove one of these dependencies."
             ],
             id="cycle",
@@ -606,7 +606,7 @@ def test_the_schema_says_what_a_key_means_and_takes() -> None:
         "type": "integer",
         "minimum": 0,
         "maximum": 1_000_000,
-        "description": "Tries after the first.",
+        "description": "Attempts after the first.",
     }
     assert properties["schedule"]["properties"]["overlap"] == {
         "enum": ["skip", "queue", "allow", "cancel_previous"],

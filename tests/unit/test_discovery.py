@@ -53,7 +53,7 @@ def test_a_url_that_is_none_is_refused(url: str, problem: str) -> None:
 @pytest.mark.parametrize("kind", ["sentinel", "cluster"])
 def test_nobody_who_could_be_asked_is_an_outage(kind: str) -> None:
     url = f"redis+{kind}://127.0.0.1:1,127.0.0.1:2/{'m' if kind == 'sentinel' else ''}"
-    refused = pytest.raises(ConnectionError, match=r"by way of 127\.0\.0\.1:1,127\.0\.0\.1:2: .*[Cc]onnect")
+    refused = pytest.raises(ConnectionError, match=r"through 127\.0\.0\.1:1,127\.0\.0\.1:2: .*[Cc]onnect")
     with connect(url, timeout=0.5) as redis, refused:
         redis.ping()
 

@@ -40,7 +40,7 @@ def test_a_text_that_cannot_be_stored_is_refused(options: ExecutorOptions, optio
 @pytest.mark.parametrize("name", ["", "A=B", "=", "A="])
 def test_what_cannot_name_a_variable_is_refused(name: str) -> None:
     found = find_problems("process", {"command": ["/usr/bin/env"], "env": {name: "1"}})
-    assert found == [("env", f"{name!r} cannot be the name of a variable here.")]
+    assert found == [("env", f"{name!r} cannot be set as a variable here.")]
 
 
 def test_what_is_no_plain_data_is_refused() -> None:

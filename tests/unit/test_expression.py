@@ -80,9 +80,9 @@ def test_values(text: str, value: Any) -> None:
         ("discover.files['0']", "discover.files has no field '0'"),
         ("discover.files[true]", "discover.files has no item True"),
         ("failed.ok", "failed is null, which has no field 'ok'."),
-        ("discovr.files", "there is no 'discovr' here. Known: params, run, discover"),
+        ("discovr.files", "there is no 'discovr' here. Known names: params, run, discover"),
         ("count-1", "there is no 'count-1' here"),
-        ("count-1", "A minus wants spaces around it."),
+        ("count-1", "A minus needs spaces around it."),
         ("'a' * 3", "cannot multiply the string 'a' and the number 3: expected two numbers."),
         ("[1] * 3", "cannot multiply a list of 1"),
         ("'%s' % 3", "cannot divide"),
@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_named(text: str, message: str) -> None:
         ("__import__('os')", "unknown function '__import__'"),
         ("a.b()", "expected an operator at character 4, found `(`."),
         ("1 < 2 < 3", "comparisons cannot be chained (at character 7): join them with `and`."),
-        ("1 + not a", "`not` at character 5 wants parentheses around it."),
+        ("1 + not a", "`not` at character 5 needs parentheses around it."),
         ("and", "expected a value at character 1, found `and`."),
         ("1" * 30, "the number at character 1 is too large."),
         ("1e999", "the number at character 1 is too large."),
@@ -178,7 +178,7 @@ def test_values_nested_beyond_reason_are_refused() -> None:
         parse("a == b").evaluate({"a": deep, "b": other})
     with pytest.raises(ExpressionError, match="nested more than 100 levels"):
         parse_template(deep)
-    with pytest.raises(ExpressionError, match="cannot stand in a text"):
+    with pytest.raises(ExpressionError, match="cannot be inserted into a string"):
         parse_template("x ${a}").render({"a": deep})
 
 

@@ -115,7 +115,7 @@ def test_what_is_dropped_for_different_reasons_is_told_apart(monkeypatch: pytest
     lines.end(job)
     assert texts(lines.take().chunks) == [
         *(f"{number:099}" for number in range(3)),
-        "7 lines (700 bytes) were dropped here: more was said than could be passed on",
+        "7 lines (700 bytes) were dropped here: it came faster than it could be sent",
         f"8 lines (800 bytes) were dropped here: {why(1_000)}",
         *(f"{number:099}" for number in range(18, 20)),
     ]
@@ -152,7 +152,7 @@ def test_more_than_can_be_passed_on_is_counted(monkeypatch: pytest.MonkeyPatch) 
         lines.add(job, line(f"{number:099}"))
     lines.add(other, line("none"))
     said = texts(lines.take().chunks)
-    reason = "more was said than could be passed on"
+    reason = "it came faster than it could be sent"
     assert said == [
         *(f"{number:099}" for number in range(10)),
         f"5 lines (500 bytes) were dropped here: {reason}",

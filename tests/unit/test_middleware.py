@@ -261,7 +261,7 @@ def test_children_inherit_headers_without_any_middleware() -> None:
         app.tasks["plain"].options(headers={"b": "2"}).enqueue()
         app.start_many(app.tasks["plain"], [()])
         app.tasks["plain"].options(on_success=True).enqueue()
-        with pytest.raises(InvalidTask, match=r"4,1\d\d bytes as JSON, and at most 4,096 are allowed"):
+        with pytest.raises(InvalidTask, match=r"4,1\d\d bytes as JSON; at most 4,096 are allowed"):
             app.tasks["plain"].options(headers={"c": "x" * 4_080}).enqueue()
     finally:
         enter_task(None)
@@ -298,12 +298,12 @@ def test_headers_are_given_as_an_option() -> None:
 @pytest.mark.parametrize(
     ("headers", "words"),
     [
-        ({"a": "x" * 5_000}, "5,008 bytes as JSON, and at most 4,096 are allowed. The largest is 'a'"),
-        ({"a": 7}, "expected a text under a name, found 7 under 'a'"),
-        ({"a": "\0"}, "no text that UTF-8 or Postgres lacks"),
-        ({"": "a"}, "a header has a name"),
-        ({"a": "\ud800"}, "no text that UTF-8 or Postgres lacks"),
-        ("abc", "expected texts by name"),
+        ({"a": "x" * 5_000}, "5,008 bytes as JSON; at most 4,096 are allowed. The largest is 'a'"),
+        ({"a": 7}, "expected a string as value, found 7 under 'a'"),
+        ({"a": "\0"}, "strings that UTF-8 and Postgres can store"),
+        ({"": "a"}, "a header needs a name"),
+        ({"a": "\ud800"}, "strings that UTF-8 and Postgres can store"),
+        ("abc", "expected a mapping of names to strings"),
     ],
 )
 def test_headers_have_bounds(headers: Any, words: str) -> None:
@@ -437,7 +437,7 @@ def test_hooks_stand_around_a_turn_and_set_what_its_code_sees(caplog: pytest.Log
     assert isinstance(report, Activated)
     assert b"acme" in encode(report)
     assert [(turn.workflow, turn.run_id.bytes, turn.is_replay) for turn in seen] == [("flow", TASK, False)]
-    assert "middleware.failed hook=turn: the turn counts" in caplog.text
+    assert "middleware.failed hook=turn: the turn remains valid" in caplog.text
     assert tenant.get(None) is None
 
 

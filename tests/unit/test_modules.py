@@ -169,9 +169,9 @@ def test_an_application_that_raises_is_told_in_a_line_with_its_place(write: Writ
         ("bakery/ap.py:app", "not as a file; found 'bakery/ap.py:app'."),
         ("bakery.ap:app", "There is no module 'bakery.ap' to find the application in. Did you mean 'bakery.app'? Look"),
         ("bakery.app:ap", "'ap' in module 'bakery.app' is not an Orchestrator. Did you mean 'app'?"),
-        ("bakery.none:app", "is not an Orchestrator. It has none: app = Orchestrator() makes one."),
+        ("bakery.none:app", "is not an Orchestrator. The module has none: create one with app = Orchestrator()."),
         ("bakery:app", "'app' in module 'bakery' is not an Orchestrator. Did you mean 'bakery.celery:app'?"),
-        ("bakery.two", "holds 2 applications. Say which: bakery.two:one, bakery.two:two."),
+        ("bakery.two", "holds 2 applications. Name one: bakery.two:one, bakery.two:two."),
     ],
 )
 def test_only_applications_that_are_there_are_suggested(write: Write, given: str, said: str) -> None:

@@ -81,7 +81,7 @@ def test_lines_that_nobody_reads_are_kept_then_dropped_and_counted(ends: tuple[i
         handler.retry()
     numbers = [int(line.split()[0]) for line in lines[:-1]]
     assert numbers == list(range(len(numbers))), "whole and in order"
-    assert lines[-1] == f"{20_000 - len(numbers)} lines of this log were dropped: nobody read it"
+    assert lines[-1] == f"{20_000 - len(numbers)} lines of this log were dropped: its output was not read"
     logger.warning("later")
     assert read_all(reader) == ["later"]
     handler.close()
@@ -134,7 +134,7 @@ def test_a_file_is_written_where_others_write_too(tmp_path: Path) -> None:
         os.write(file.fileno(), b"fourth\n")
     first, second, third, fourth = path.read_text().splitlines()
     assert (first, second, fourth) == ("first", "second \\udcff", "fourth")
-    assert third.startswith("a line of this log cannot be shown: '%d': TypeError")
+    assert third.startswith("a line of this log cannot be formatted: '%d': TypeError")
 
 
 def test_lines_go_where_they_went_though_somebody_closes_the_descriptor(tmp_path: Path) -> None:

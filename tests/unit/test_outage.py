@@ -45,7 +45,7 @@ def test_one_line_on_entering_and_one_on_leaving(caplog: pytest.LogCaptureFixtur
     assert not redis.is_ongoing
     assert [record.message for record in caplog.records] == [
         "service.unavailable: Redis cannot be used; reports wait: gone",
-        "service.available: Redis can be used again, after 100.0 s, in which it worked for a moment 99 times",
+        "service.available: Redis can be used again, after 100.0 s, with 99 short recoveries",
     ]
 
 

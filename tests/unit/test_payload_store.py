@@ -338,7 +338,7 @@ def test_a_flow_is_told_that_a_result_is_stored_elsewhere(payloads: PayloadStore
 
 @pytest.mark.parametrize("url", ["payloads", "./payloads"])
 def test_a_folder_has_a_whole_path(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="the whole path of a folder"):
+    with pytest.raises(ConfigurationError, match="the absolute path of a folder"):
         open_store(url, "space")
 
 

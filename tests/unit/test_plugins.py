@@ -116,7 +116,7 @@ LACKING = ExecutorPlugin(options=Careful, driver="other_drivers:Driver", needs=(
     ("value", "said"),
     [
         ("no_such_module:Executor", "cannot be loaded: ModuleNotFoundError"),
-        ("orchestrator.plugins.executors.rq:PLUGIN", "says that it is called 'rq'"),
+        ("orchestrator.plugins.executors.rq:PLUGIN", "gives its name as 'rq'"),
         ("orchestrator.settings:Settings", "has no `options`"),
     ],
 )

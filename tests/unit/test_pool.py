@@ -109,7 +109,7 @@ def test_a_task_that_was_placed_here_waits_for_a_slot_unless_it_is_asked_for() -
     eventually(lambda: reports, "somebody has given up waiting")
     assert reports == [Returned(b"d" * 16, 1, "no free slot")]
     pool.spare([(b"a" * 16, 1), (b"b" * 16, 1), (b"c" * 16, 2)])
-    assert reports[1:] == [Returned(b"b" * 16, 1, "others have room")], "what runs is not disturbed"
+    assert reports[1:] == [Returned(b"b" * 16, 1, "other workers have free slots")], "what runs is not disturbed"
     let_go.set()
     eventually(lambda: len(reports) == 4, "the others have run")
     assert reports.later == [False, False, False, True], "the thread of the only job here sends its report"
@@ -175,7 +175,7 @@ def test_what_waits_for_a_blocked_event_loop_is_handed_back_and_threads_go_on(mo
     blocker = job("blocks")
     pool.submit([blocker])
     assert blocked.wait(60.0)
-    why = "the event loop does not turn"
+    why = "the event loop is blocked"
     pool.submit([job("soon", time.monotonic()), job("late", time.monotonic())])
     eventually(lambda: len(reports) == 2, "they are handed back")
     assert reports == [Returned(name.ljust(16), 1, why) for name in (b"soon", b"late")]

@@ -128,7 +128,7 @@ def test_later_is_the_tasks_own_wish() -> None:
     report = fail(RetryLater(30, "the other side is busy"), retries=0)
     assert (report.delay, report.charged) == (30, False)
     assert report.error.message == "the other side is busy"
-    assert fail(RetryLater(0.5)).error.message == "asked to be tried again in 0.5 s"
+    assert fail(RetryLater(0.5)).error.message == "asked to be retried in 0.5 s"
     with pytest.raises(ValueError, match="expected the seconds to wait, from 0 to 1e9, found -1"):
         RetryLater(-1)
     with pytest.raises(ValueError, match=r"RetryLater: expected the seconds to wait, from 0 to 1e9, found 'x'"):

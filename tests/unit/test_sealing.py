@@ -57,9 +57,9 @@ def test_the_same_value_looks_different_each_time(one: Vault) -> None:
 
 
 def test_arguments_open_as_no_result_and_the_other_way_round(one: Vault) -> None:
-    with pytest.raises(Sealed, match="of another place"):
+    with pytest.raises(Sealed, match="a different place"):
         decode_value(one.seal(CALL, b"\xc3"))
-    with pytest.raises(Sealed, match="of another place"):
+    with pytest.raises(Sealed, match="a different place"):
         decode_call(one.seal(VALUE, b"\x92\x90\x80"))
 
 

@@ -85,7 +85,7 @@ def test_a_pyproject_of_somebody_else_is_fine(tmp_path: Path) -> None:
 
 def test_a_misspelt_variable_is_named_and_others_are_none_of_our_business() -> None:
     environ = dict.fromkeys(("ORCHESTRATOR_LAESE", "ORCHESTRATOR_LEASE", "ORCHESTRATOR_SERVERS", "OTHER_LAESE"), "3")
-    said = "ORCHESTRATOR_LAESE in the environment is no setting, and ignored. Did you mean 'lease'?"
+    said = "ORCHESTRATOR_LAESE in the environment is not a setting, and is ignored. Did you mean 'lease'?"
     assert list(misspelt(environ)) == [said]
     result = CliRunner().invoke(main, ["workflows", "schema"], env=environ)
     assert (result.exit_code, result.stderr) == (0, f"Warning: {said}\n")
@@ -111,7 +111,7 @@ def test_text_from_the_environment_becomes_a_number(tmp_path: Path) -> None:
         ({}, "retention_failed = -1", {}, "Setting retention_failed: expected 60 seconds or more.*found -1"),
         ({}, "retention_failed = inf", {}, "Setting retention_failed: .*up to a hundred years, or 0.*found inf"),
         ({}, "", {"namespace": "Shop"}, "Setting namespace: expected up to 40 small letters.*found 'Shop'"),
-        ({}, "", {"namespace": "pg_shop"}, "Setting namespace: .*no schema of Postgres's own.*found 'pg_shop'"),
+        ({}, "", {"namespace": "pg_shop"}, "Setting namespace: .*not the name of a Postgres schema.*found 'pg_shop'"),
         ({}, "", {"namespace": "n" * 41}, "Setting namespace: expected up to 40 small letters"),
         ({"ORCHESTRATOR_WORKER_TTL": "1.5"}, "", {}, "worker_ttl: expected at least twice the heartbeat.*found 1.5"),
         ({"ORCHESTRATOR_DATABASE_URL": "mysql://x"}, "", {}, "Setting database_url: .*postgresql://.*'mysql://x'"),
@@ -190,7 +190,7 @@ def test_a_services_file_that_others_can_write_is_not_believed(
     settings = load_settings(environ={})
     assert (settings.database_url != "") is believed
     if not believed:
-        with pytest.raises(ConfigurationError, match=r"is not believed: .* can be written by others \(mode"):
+        with pytest.raises(ConfigurationError, match=r"are ignored: .* can be written by others \(mode"):
             settings.require_database()
 
 
@@ -202,7 +202,7 @@ def test_a_services_file_of_somebody_else_is_not_believed(
     write_services(tmp_path, json.dumps({"database_url": "postgresql://services"}))
     os.chown(tmp_path / part, 65_534, 65_534)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"is not believed: .* belongs to another user \(65534\)"):
+    with pytest.raises(ConfigurationError, match=r"are ignored: .* belongs to another user \(65534\)"):
         load_settings(environ={}).require_database()
 
 

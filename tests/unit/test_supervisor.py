@@ -41,7 +41,8 @@ def test_a_worker_that_is_not_heard_says_so_once_and_then_seldom(
         while theirs.poll():
             told.append(decode(Command, theirs.recv_bytes()).verb)
     assert [record.getMessage() for record in caplog.records] == [
-        f"worker.cut_off seconds={seconds}.0: no heartbeat got through; the worker asks which of its tasks still count"
+        f"worker.cut_off seconds={seconds}.0: no heartbeat got through; "
+        "the worker asks which of its tasks are still its own"
         for seconds in (6, 66, 126)
     ]
     assert told == ["pause"]

@@ -293,4 +293,4 @@ def test_another_result_than_the_completion_is_only_warned_of(
         report = Runner(app, outbox, Allowed(app, [])).run(job)
         assert isinstance(report, Succeeded)
         assert decode_value(report.result) == 7
-        assert caplog.text.count("returned another result") == 1  # of the first
+        assert caplog.text.count("returned a different result") == 1  # of the first

@@ -122,7 +122,7 @@ def test_redirects_are_not_followed(server: Server) -> None:
         post(server.url, {}, HERE)
     assert len(server.received) == 1
     server.answer = (500, "")
-    with pytest.raises(WebhookFailed, match=r"answered with status 500, where 2xx was expected\.$"):
+    with pytest.raises(WebhookFailed, match=r"answered with status 500, expected 2xx\.$"):
         post(server.url, {}, HERE)
 
 
@@ -191,7 +191,7 @@ def test_they_can_be_turned_off(server: Server) -> None:
     on = Orchestrator(**urls, webhook_allow="127.0.0.1")
     for app in (off, on):
         install(app)
-    with pytest.raises(GiveUp, match="turned off"):
+    with pytest.raises(GiveUp, match="disabled"):
         off.tasks["orchestrator.webhook"].function(server.url, {})
     assert on.tasks["orchestrator.webhook"].function(server.url, {}) == 204
     with pytest.raises(ConfigurationError, match="Setting webhooks: expected public, allowed or off, found 'no'"):

@@ -151,9 +151,11 @@ class Incoming:
                 self._protocol.receive_data(data)
             except h11.RemoteProtocolError as error:
                 if has_ended:
-                    raise Unanswered(f"{self._place.authority} closed the connection within its answer") from error
+                    raise Unanswered(
+                        f"{self._place.authority} closed the connection in the middle of its answer"
+                    ) from error
                 raise Unreadable(
-                    f"{self._place.authority} answered in no way that HTTP knows: {_reason(error)}"
+                    f"{self._place.authority} gave an answer that is not valid HTTP: {_reason(error)}"
                 ) from error
             except (OSError, EOFError) as error:
                 raise Unanswered(f"the connection to {self._place.authority} broke: {_reason(error)}") from error
@@ -216,7 +218,7 @@ async def _resolve(place: Endpoint, allowed: Destinations | None) -> Sequence[st
     if allowed is None:
         return addresses
     if allowed.mode == "off":
-        raise Barred("requests to addresses that tasks give are turned off for this worker (setting webhooks)")
+        raise Barred("requests to addresses in tasks are disabled for this worker (setting webhooks)")
     refusals = {address: allowed.refusal(place.host, address) for address in addresses}
     reachable = [address for address, refusal in refusals.items() if refusal is None]
     if not reachable:
@@ -245,5 +247,5 @@ def _tls() -> ssl.SSLContext:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
-        return f"nothing came within {_CONNECT_TIMEOUT:g} s"
+        return f"no connection within {_CONNECT_TIMEOUT:g} s"
     return str(error) or type(error).__name__

@@ -288,11 +288,11 @@ class Driver:
         call = job.options.executor
         assert call is not None
         log.error(
-            "task.returned reason=%r: the task waits for a worker that has what its executor needs",
+            "task.returned reason=%r: the task waits for a worker that meets the needs of its executor",
             reason,
             extra=job.fields,
         )
-        reason = "its executor lacks something here"
+        reason = "its executor cannot run on this worker"
         self._end(job, Returned(job.dispatch.id, job.dispatch.attempt, reason, _RETURN_DELAY, call.requirement))
 
     async def _watch(self, watched: _Watched, limit: asyncio.Timeout) -> Outcome:
@@ -321,7 +321,7 @@ class Driver:
                 if time.monotonic() - began > self._healthy_after:
                     pause = first  # it was reachable for a while
                 if pause == first:
-                    log.warning("executor.unavailable error=%s: it is tried again", error, extra=watched.job.fields)
+                    log.warning("executor.unavailable error=%s: it is retried", error, extra=watched.job.fields)
                 await asyncio.sleep(pause * random.uniform(0.75, 1.25))
                 pause = min(2 * pause, self._max_pause)
 

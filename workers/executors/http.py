@@ -117,7 +117,7 @@ class HttpExecutor:
         candidates = await self._candidates(execution, options)
         if not candidates:
             if options.max_attempts is None:
-                raise Unreachable(f"Nobody offers the service {service_of(execution, options)!r} now.")
+                raise Unreachable(f"No worker offers the service {service_of(execution, options)!r} now.")
             return _NO_WORKER
         return candidates[0].url
 
@@ -125,7 +125,7 @@ class HttpExecutor:
         """Send requests until a service answers."""
         options, body = _options(execution), request_body(execution, _options(execution).params)
         service, tries = service_of(execution, options), 0
-        reason = f"nobody offers the service {service!r} now"
+        reason = f"no worker offers the service {service!r} now"
         while True:
             candidates = await self._candidates(execution, options, refresh=tries > 0)
             candidates.sort(key=lambda worker: worker.url != external_id)
@@ -189,7 +189,7 @@ class HttpExecutor:
         except Unreadable as error:
             return Broken("BadAnswer", f"{error}.")
         except TooLarge as error:
-            return Broken("AnswerTooLarge", f"{error}, which is what the setting max_payload allows.", retryable=False)
+            return Broken("AnswerTooLarge", f"{error}, the limit of the setting max_payload.", retryable=False)
         finally:
             self._book.end(worker.id)
         if lines := log_lines(reply.body):
@@ -225,4 +225,4 @@ def _path(service: str) -> str:
 
 
 def _no_answer(service: str, tries: int, reason: str) -> Broken:
-    return Broken("ServiceUnreachable", f"{service}: nobody answered {tries} requests; the last: {reason}.")
+    return Broken("ServiceUnreachable", f"{service}: no worker answered {tries} requests; the last: {reason}.")

@@ -53,7 +53,7 @@ class ExecutionFolders:
         store = self._settings.payload_store
         if not store:
             raise NoStore(
-                f"Task {execution.task} leaves its result in the payload store (output: store), and this worker has "
+                f"Task {execution.task} leaves its result in the payload store (output: store), but this worker has "
                 f"none: set payload_store."
             )
         root = store if "://" in store else str(Path(store).expanduser())
@@ -63,7 +63,7 @@ class ExecutionFolders:
         """Combine the outcome observed by the executor with the outcome that the container has written."""
         result = await self._call(execution, _read)
         if isinstance(observed, Finished):
-            return result or Broken("OutputLost", "The work is done, but it has left no result in the payload store.")
+            return result or Broken("OutputLost", "The work is done, but the payload store has no result of it.")
         assert isinstance(observed, Broken)
         return result if isinstance(result, Broken) and observed.retryable else observed
 
@@ -99,4 +99,4 @@ def _read(folder: Folder) -> Outcome | None:
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return Broken("UnreadableOutput", f"What it has left in the payload store cannot be read: {error}.", False)
+        return Broken("UnreadableOutput", f"Its result in the payload store cannot be read: {error}.", False)

@@ -100,21 +100,21 @@ class ProcessExecutor:
         """Wait for the command to end, and return its outcome."""
         host = external_id.partition(" ")[0]
         if host != self._host:
-            raise Gone(f"it was on the machine {host}, of which no worker is left")
+            raise Gone(f"it was on the machine {host}, which has no worker now")
         spool, options = self._spool(execution, external_id), _options(execution)
         keeper = await self._call(spool.keeper)
         if keeper is None:
             if (other := _keeper(external_id)) is not None and other.is_alive():
                 raise Unreachable(
-                    f"process {other.pid} keeps the command, and its folder {spool.folder} cannot be reached from here"
+                    f"process {other.pid} keeps the command, but its folder {spool.folder} cannot be reached from here"
                 )
-            raise Gone(f"there is nothing of it in {spool.folder}")
+            raise Gone(f"there is no trace of it in {spool.folder}")
         is_too_large = await self._follow_output(keeper, spool, watcher)
         if is_too_large:
             keeper.signal_group(signal.SIGKILL)  # at once: it fills the disk
             await has_ended(keeper, KILLED)
         elif await self._call(spool.exit_code) is None and not await end_all(keeper, options.grace, self._call):
-            raise Unreachable(f"process {keeper.pid}, which kept the command, was killed, and the command does not end")
+            raise Unreachable(f"process {keeper.pid}, which kept the command, was killed, but the command does not end")
         watcher.ended()
         await self._read_rest(spool, watcher)
         if is_too_large:
@@ -216,7 +216,7 @@ class ProcessExecutor:
         while await self._read_part(spool, watcher, end):
             pass
         if dropped := await self._call(spool.dropped_bytes):
-            watcher.log(f"at least {dropped:,} bytes of stderr were left out: they came too fast", level="warning")
+            watcher.log(f"at least {dropped:,} bytes of stderr were dropped: they came too fast", level="warning")
 
     def _spool(self, execution: Execution, external_id: str = "") -> Spool:
         """Return the folder of an execution, from the external id if possible: TMPDIR may differ between workers."""
@@ -241,7 +241,7 @@ class ProcessExecutor:
         if not any(_is_inside(program, real, pattern) for pattern in patterns):
             raise GiveUp(
                 f"Executor process: this worker may not run {program!r}, which leads to {real}; it allows "
-                f"{', '.join(patterns)}. If that is meant, start it with --allow-command {program}."
+                f"{', '.join(patterns)}. If that is intended, start it with --allow-command {program}."
             )
         return path
 
@@ -251,7 +251,7 @@ class ProcessExecutor:
         if not code and spool.has_written_more_than(self._max_output):
             return "", self._too_large()
         if code is None:
-            raise Gone("the process that kept it was killed, or its machine was started again")
+            raise Gone("the process that kept it was killed, or its machine was restarted")
         if code != 0:
             return "", _failure(options, spool, code)
         data = spool.output(self._max_output)
@@ -303,11 +303,11 @@ def _parse_output(data: bytes) -> Outcome:
             raise RecursionError
         return Finished(output)
     except RecursionError:
-        reason = f"What the command wrote to stdout is nested more than {MAX_LEVELS} levels deep."
+        reason = f"The JSON that the command wrote to stdout is nested more than {MAX_LEVELS} levels deep."
         return Broken("UnreadableOutput", reason, retryable=False)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         excerpt = data[:200].decode(errors="replace")
-        return Broken("InvalidOutput", f"What the command wrote to stdout is no JSON: {error}. It begins: {excerpt}")
+        return Broken("InvalidOutput", f"The command's stdout is not valid JSON: {error}. It begins: {excerpt}")
 
 
 def _options(execution: Execution) -> Process:
@@ -339,7 +339,7 @@ def _failure(options: Process, spool: Spool, code: int) -> Broken:
         with contextlib.suppress(ValueError):
             name, reason = signal.Signals(code - 128).name, ""
             if options.cpu is not None and code - 128 == signal.SIGXCPU:
-                reason = f": its processor time is used up, of which each process has {options.cpu:,} s (option cpu)"
+                reason = f": it used up its processor time, of which each process gets {options.cpu:,} s (option cpu)"
             return Broken("Killed", f"The command was ended by {name}{reason}.", retryable, spool.stderr_tail())
     return Broken("ExitCode", f"The command ended with exit code {code}.", retryable, spool.stderr_tail())
 

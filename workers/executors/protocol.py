@@ -120,14 +120,14 @@ def finished(output: Any) -> Outcome:
     """Return the outcome of finished work. A result that is no plain data is a failure that no retry can heal."""
     reason = unstorable(output)
     if reason is not None:
-        return Broken("UnreadableOutput", f"The work is done, but its result is no plain data: {reason}.", False)
+        return Broken("UnreadableOutput", f"The work is done, but its result is not plain data: {reason}.", False)
     return Finished(msgspec.to_builtins(output, str_keys=True))
 
 
 def function_outcome(end: Mapping[str, Any], output: Any) -> Outcome:
     """Return the outcome of a function that our own program has called remotely. `output` is its result, if any."""
     if "unreadable" in end:
-        reason = f"The work is done, but its result is no plain data: {end['unreadable']}."
+        reason = f"The work is done, but its result is not plain data: {end['unreadable']}."
         return Broken("UnreadableOutput", reason, False)
     if "kind" in end:
         return Broken(str(end["kind"]), str(end.get("message", "")), detail=str(end.get("detail", "")))

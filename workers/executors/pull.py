@@ -66,7 +66,7 @@ class PullExecutor:
 
     async def _offer_work(self, execution: Execution, *, again: bool = False) -> None:
         if not await self._call(lambda: self._pulls.offer(self._offer(execution), again=again)):
-            raise Unreachable("Redis has restarted or was emptied, and no leader has begun on it yet")
+            raise Unreachable("Redis has restarted or was flushed, and no leader uses it yet")
 
     def _offer(self, execution: Execution) -> Offer:
         """Return the offer. A large body goes to the payload store instead of the memory of Redis."""
@@ -75,8 +75,8 @@ class PullExecutor:
         if self._payloads is not None and len(body) > self._payloads.inline:
             if len(body) > MAX_BODY:
                 raise PayloadError(
-                    f"What task {execution.task!r} offers has {len(body):,} bytes as JSON, and who pulls is given at "
-                    f"most {MAX_BODY:,}. Pass a reference to the data instead."
+                    f"The work of task {execution.task!r} has {len(body):,} bytes as JSON; a pulling worker can "
+                    f"receive at most {MAX_BODY:,}. Pass a reference to the data instead."
                 )
             run = None if execution.run_id is None else UUID(execution.run_id).bytes
             stored = self._payloads.arguments(body, UUID(execution.task_id).bytes, run)
@@ -101,7 +101,9 @@ class PullExecutor:
             while True:
                 previous, seen = seen, await self._next_state(external_id, seen, options.lease)
                 if seen.state == "leased" and seen.leases > (0 if previous is None else previous.leases):
-                    watcher.log(f"{seen.worker} has it" if seen.worker else "who had it before has it still")
+                    watcher.log(
+                        f"{seen.worker} has it" if seen.worker else "the worker that had it before still has it"
+                    )
                 if seen.progress and (previous is None or seen.progress != previous.progress):
                     progress = msgspec.json.decode(seen.progress)
                     watcher.progress(progress["fraction"], message=progress["text"])
@@ -110,12 +112,12 @@ class PullExecutor:
                         watcher.log("\n".join(lines))
                     return _outcome(seen)
                 if seen.state == "lost":
-                    silent = f"{seen.leases} had it and fell silent for {options.lease:g} s, {seen.worker} last"
+                    silent = f"{seen.leases} had it and were silent for {options.lease:g} s, {seen.worker} last"
                     return Broken("LeaseLost", f"{silent}.")
                 if seen.state in ("ended", "cancelled"):
-                    raise Gone(f"Nobody works on {external_id} any more: it was {seen.state}.")
+                    raise Gone(f"No worker has {external_id} any longer: it was {seen.state}.")
                 if not seen.state:
-                    grace = f"if nobody who has it is heard of within {options.lease:g} s"
+                    grace = f"unless its worker is heard from within {options.lease:g} s"
                     watcher.log(f"Redis has lost it: it is offered again {grace}", level="warning")
                     await self._offer_work(execution, again=True)
                     seen = None
@@ -166,7 +168,7 @@ class PullExecutor:
         finally:
             for _, future, _ in self._waiting.values():  # on a defect, watchers must not wait for ever
                 if not future.done():
-                    future.set_exception(Unreachable("nobody looks any more"))
+                    future.set_exception(Unreachable("the execution is no longer watched"))
 
     async def _poll_while_waiting(self) -> None:
         due, checked_at = 0.0, time.monotonic()
@@ -215,6 +217,6 @@ def _options(execution: Execution) -> Pull:
 
 def _outcome(seen: State) -> Outcome:
     if seen.problem:
-        return Broken("UnreadableOutput", f"What {seen.worker} said cannot be read: {seen.problem}.")
+        return Broken("UnreadableOutput", f"The answer of {seen.worker} cannot be read: {seen.problem}.")
     answer = msgspec.json.decode(seen.outcome)
     return reported(answer["error"]) if answer.get("error") else finished(answer.get("result"))

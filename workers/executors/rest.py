@@ -121,7 +121,7 @@ class Api:
                 async with asyncio.timeout(silence):
                     part = await anext(incoming, None)
             except TimeoutError as error:
-                raise Unreachable(f"{self.url} said nothing for {silence:g} s.") from error
+                raise Unreachable(f"{self.url} sent nothing for {silence:g} s.") from error
             except (Unanswered, Unreadable) as error:
                 raise Unreachable(f"{self.url}: {error}.") from error
             if part is None:

@@ -246,8 +246,8 @@ def open_root(namespace: str) -> Path:
     root.mkdir(mode=0o700, exist_ok=True)
     if not _is_own(root):
         raise ConfigurationError(
-            f"{root}: expected a folder of user {os.getuid()} that nobody else may write to. Remove it, or set TMPDIR "
-            f"to a folder of your own."
+            f"{root}: expected a folder of user {os.getuid()} that no other user may write to. Remove it, or set "
+            f"TMPDIR to a folder of your own."
         )
     sweep(root)
     return root

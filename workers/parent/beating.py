@@ -78,8 +78,8 @@ class Heartbeats:
         self._has_checked_shards = leader_shards == own or now >= self._report_shards_at
         if leader_shards != own and self._has_checked_shards:
             message = (
-                f"Setting shards is {own}, and {leader_shards} at the scheduler that leads, so shards are left without "
-                f"workers, or workers without tasks. Set ORCHESTRATOR_SHARDS to one number for all processes."
+                f"Setting shards is {own}, but {leader_shards} at the leading scheduler, so some shards have no "
+                f"workers, or some workers have no tasks. Set ORCHESTRATOR_SHARDS to one number for all processes."
             )
             log.warning("service.misconfigured: %s", message)
 
@@ -88,7 +88,8 @@ class Heartbeats:
         if now >= self._log_again_at:
             self._log_again_at = now + _LOG_INTERVAL
             log.warning(
-                "worker.cut_off seconds=%.1f: no heartbeat got through; the worker asks which of its tasks still count",
+                "worker.cut_off seconds=%.1f: no heartbeat got through; the worker asks which of its tasks are still "
+                "its own",
                 silence,
             )
         for child in ready:

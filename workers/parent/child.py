@@ -39,7 +39,7 @@ log = get_logger("worker")
 
 _BLOCKING_TURN_TIME = 1.0
 """Seconds of processor time that a turn uses while its process is stalled, before the turn is taken for the cause."""
-_STOPPED = "the code of a neighbour stopped its process"
+_STOPPED = "another task blocked its process"
 
 
 @dataclass
@@ -72,7 +72,9 @@ class Child:
         self.parameters = b""
         """The parameters of the process's tasks, encoded."""
         self.doubtful = False
+        """Whether the process pauses, as the worker was cut off, until the leader says which attempts count."""
         self.worn = False
+        """Whether the process is too old or too large, and works only until its successor is ready."""
         self.draining = False
         self.spent = False
         """Whether the process receives no more tasks and ends when its successor is ready."""
@@ -235,7 +237,7 @@ class Child:
         remaining, begun = self.held.unended(), self.held.begun()
         if self._blocking_turns:
             return [
-                Lost(*attempt, alone=False, reason="the code of its workflow kept the whole process to itself")
+                Lost(*attempt, alone=False, reason="the code of its workflow blocked the whole process")
                 if attempt in self._blocking_turns
                 else Returned(*attempt, _STOPPED, begun=attempt in begun)
                 for attempt in remaining

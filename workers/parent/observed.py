@@ -60,28 +60,32 @@ class ObservedWorker:
         states = Counter(child.state for child in children)
         yield gauge(
             "orchestrator_worker_processes",
-            "Processes of this worker by state: loading, working, worn (to be replaced soon) or draining.",
+            "Processes of this worker by state: loading, working, worn (replaced soon) or draining.",
             *(({"state": state.name.lower()}, states[state]) for state in ChildState),
         )
         working = [child for child in ready if child.state in (ChildState.WORKING, ChildState.WORN)]
         slots = self._slots * len(working)
-        yield gauge("orchestrator_worker_slots", "How many tasks this worker runs at once.", ({}, slots))
+        yield gauge("orchestrator_worker_slots", "Slots of this worker.", ({}, slots))
         running = sum(child.held.snapshot()[1] for child in ready)
-        yield gauge("orchestrator_worker_slots_used", "How many tasks this worker runs now.", ({}, running))
+        yield gauge("orchestrator_worker_slots_used", "Tasks that this worker runs now.", ({}, running))
         held = sum(len(child.held.unended()) for child in ready)
         yield gauge(
-            "orchestrator_worker_attempts_held", "Attempts that it runs, will run, or whose reports wait.", ({}, held)
+            "orchestrator_worker_attempts_held",
+            "Attempts that the worker runs, will run, or has reports of.",
+            ({}, held),
         )
         load = sum(child.held.pulse()[1] for child in working) / len(working) if working else 0.0
-        yield gauge("orchestrator_worker_load_ratio", "How full its processes have been of late.", ({}, load))
+        yield gauge("orchestrator_worker_load_ratio", "Recent load of its processes.", ({}, load))
         still = sum(child.is_stalled for child in ready)
         yield gauge(
-            "orchestrator_worker_still_processes", "Processes that stand still: a task keeps them.", ({}, still)
+            "orchestrator_worker_still_processes", "Processes that are unresponsive: a task blocks them.", ({}, still)
         )
-        died = "Processes that died with what they ran."
+        died = "Processes that died with their tasks."
         yield counter("orchestrator_worker_process_deaths_total", died, ({}, self.deaths))
         yield counter("orchestrator_worker_process_replacements_total", "Processes replaced.", ({}, self.replaced))
-        yield counter("orchestrator_worker_attempts_returned_total", "Attempts handed back.", ({}, self.handed_back))
+        yield counter(
+            "orchestrator_worker_attempts_returned_total", "Attempts returned to the scheduler.", ({}, self.handed_back)
+        )
         if self.heard_at is not None:
             age = time.monotonic() - self.heard_at
             yield gauge("orchestrator_worker_heartbeat_age_seconds", "Time since its last heartbeat.", ({}, age))
@@ -98,5 +102,5 @@ class ObservedWorker:
             counts = ", ".join(f"{number} {state.name.lower()}" for state, number in states.items())
             problems["processes"] = f"none takes tasks ({counts or 'there is none'})"
         elif self.heard_at is None or time.monotonic() - self.heard_at > self._ttl:
-            problems["heartbeat"] = "nobody has heard of this worker yet, or for too long"
+            problems["heartbeat"] = "no heartbeat of this worker was sent yet, or for too long"
         return problems

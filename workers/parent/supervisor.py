@@ -70,7 +70,7 @@ class Supervisor:
         self._children: dict[int, Child] = {}
         self._ended_processes = EndedProcesses(self._streams)
         self._heartbeats = Heartbeats(self._streams, spec, settings)
-        self._redis = Outage(log, "Redis", "tasks go on, and nobody can hear of them")
+        self._redis = Outage(log, "Redis", "tasks continue, but their reports wait")
         self._beat_at = 0.0
         self._fleet_changed = False
         """Whether to notify the leader of a change at once."""
@@ -180,7 +180,7 @@ class Supervisor:
         wanted = self._autoscaler.wanted if self._is_proven else 1
         start, retire = plan([child.state for child in children], wanted, max_processes(self._autoscaler.wanted))
         for index in retire:
-            log.info("process.retiring pid=%d: it finishes the tasks that it runs", children[index].pid)
+            log.info("process.retiring pid=%d: it finishes its running tasks", children[index].pid)
             children[index].begin_draining(Command("retire"))
             self._fleet_changed = True
         if start and now >= self._start_after:
@@ -256,7 +256,9 @@ class Supervisor:
             if child.names is None or child.dismissed:
                 continue
             if child.is_foreign():
-                log.error("process.killed pid=%d: a task closed its files, or replaced its program", child.pid)
+                log.error(
+                    "process.killed pid=%d: a task closed the process's files, or replaced its program", child.pid
+                )
                 child.kill()
                 continue
             if limit is not None and child.memory > limit and child.state is ChildState.WORKING:
@@ -271,10 +273,10 @@ class Supervisor:
             if is_delivering and child.has_overrun_drain(now, self._settings.drain_timeout + grace):
                 log.error("process.killed pid=%d: it was draining and blocked; its tasks are returned", child.pid)
             elif is_delivering and child.must_be_killed(now, grace):
-                log.error("process.killed pid=%d: a task must stop, and blocks the whole process", child.pid)
+                log.error("process.killed pid=%d: a task must stop, but blocks the whole process", child.pid)
             elif is_delivering and child.is_blocked_by_turn():
                 log.error(
-                    "process.killed pid=%d: the code of a workflow does not return, and blocks the whole process",
+                    "process.killed pid=%d: the code of a workflow does not return and blocks the whole process",
                     child.pid,
                 )
             else:
@@ -313,7 +315,7 @@ class Supervisor:
             log.error("app.not_loaded: the worker waits for the next change of a file")
         elif any(child.names is not None and not child.draining for child in self._children.values()):  # or is spent
             self._start_after = self._broken_until = now + _RELOAD_RETRY
-            log.error("app.not_loaded: the worker goes on with the processes that have loaded it before")
+            log.error("app.not_loaded: the worker continues with the processes that loaded it before")
         else:
             self._exit_code = 1
             self._signals = max(1, self._signals)
@@ -326,7 +328,7 @@ class Supervisor:
         if self._changes is None or self._is_closing or not (changed := self._changes.poll(now)):
             return
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        log.info("app.changed files=%s%s: the worker starts again", ",".join(changed[:3]), more)
+        log.info("app.changed files=%s%s: the worker restarts", ",".join(changed[:3]), more)
         self._awaits_change = self._is_proven = False
         for child in self._children.values():
             if child.names is None:
@@ -359,7 +361,7 @@ class Supervisor:
             self._is_closing = True  # the queues are empty
             child.begin_draining(Command("drain"))
         if order.end and not self._drain_ordered:
-            log.info("worker.drain_ordered: it finishes its tasks and ends")
+            log.info("worker.drain_ordered: the worker finishes its tasks and ends")
             self._drain_ordered = True
         if order.work_waits:
             self._scale(work_waits=True)
@@ -381,7 +383,7 @@ class Supervisor:
         if (self._signals or self._drain_ordered) and not self._is_draining:
             if any(not child.dismissed for child in self._children.values()):
                 limit, hint = self._settings.drain_timeout, "again" if self._signals else "SIGTERM twice"
-                log.info("worker.draining timeout=%gs: it finishes its tasks (%s to stop at once)", limit, hint)
+                log.info("worker.draining timeout=%gs: the worker finishes its tasks (%s to stop at once)", limit, hint)
             self._is_closing = self._is_draining = True
             for child in self._children.values():
                 child.begin_draining(Command("drain"))

@@ -29,7 +29,7 @@ _WRITE_INTERVAL = 0.2
 _MEMORY_CHECK_INTERVAL = 5.0
 """Seconds between two checks of Redis's memory."""
 _LIMIT = 1_000_000
-_TOO_FAST = "nobody stored what was said as fast as it came"
+_TOO_FAST = "it came faster than it could be stored"
 
 
 class Journal:

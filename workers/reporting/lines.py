@@ -38,7 +38,7 @@ _MAX_WAITING = 4_000_000
 """Bytes of waiting lines, of all attempts together, at most."""
 _MAX_ATTEMPTS = 20_000
 """Attempts with lines, at most. Lines of further attempts are ignored."""
-_TOO_FAST = "more was said than could be passed on"
+_TOO_FAST = "it came faster than it could be sent"
 
 
 class _Text(NamedTuple):

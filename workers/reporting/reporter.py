@@ -1,8 +1,8 @@
 """Sends reports to the leader: in batches, kept until they are applied, and sent again if Redis loses them.
 
-Each report belongs to a slot in the shared table of held attempts. The slot is cleared once the report is in Postgres,
-because until then the attempt must not be taken for lost, and its code has ended, because until then the leader counts
-what the code uses.
+Each report belongs to a slot in the shared table of held attempts. The slot is cleared when two things are true: the
+report is in Postgres (before that, the attempt would be taken for lost), and the code has ended (before that, it still
+uses capacity, which the leader counts).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _POLL_INTERVAL = 1.0
 _KEY_RESEND_INTERVAL = 2.0
 """Seconds after which a task that enqueued another with a unique key sends the request again."""
 _KEY_TIMEOUT = 60.0
-"""Seconds after which it fails with `Uncertain`."""
+"""Seconds after which such a task fails with `Uncertain`."""
 
 
 class _Flight(NamedTuple):
@@ -190,8 +190,8 @@ class Reporter:
                 return holders
             if time.monotonic() > give_up_at:
                 raise Uncertain(
-                    f"The scheduler has not said within {_KEY_TIMEOUT:g} s which task has the unique key of "
-                    f"{to_text(missing[0])}, so it is not known whether that one was stored."
+                    f"The scheduler has not answered within {_KEY_TIMEOUT:g} s which task has the unique key of "
+                    f"{to_text(missing[0])}, so it is unknown whether that task was stored."
                 )
             if time.monotonic() > ask_at:
                 self._enqueue(PendingReport(Enqueued([tasks[task] for task in missing])))
@@ -320,7 +320,9 @@ class Reporter:
             self._unapplied.clear()
             if rewind_of(generation) != rewind_of(self.generation):
                 if self._kept.is_incomplete:
-                    log.error("worker.reports_lost: Postgres has lost commits, and there were too many reports to keep")
+                    log.error(
+                        "worker.reports_lost: Postgres has lost commits, and there were too many reports to keep all"
+                    )
                 kept = [PendingReport(report) for report in self._kept.recall(self.jobs())]
                 lost, batch = ([without_completion(item) for item in items] for items in (lost, batch))
         resent = [*kept, *lost, *batch]

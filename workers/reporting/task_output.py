@@ -314,7 +314,7 @@ class TaskOutput(io.RawIOBase):
         """Log how many lines were left out of the worker's log."""
         if lines:
             number = "1 line was" if lines == 1 else f"{lines:,} lines were"
-            why = f"the log of a worker takes {RATE:,} bytes a second of a task that prints more"
+            why = f"the log of a worker takes at most {RATE:,} bytes a second of a task"
             self._log_lines(job, logging.WARNING, [f"{number} left out here: {why}"])
 
     def _log_lines(self, job: Job, level: int, lines: list[str]) -> None:

@@ -47,7 +47,7 @@ class _JobTask(asyncio.Task[None]):
             return super().cancel(msg)
         names = other.dispatch.name, self.job.dispatch.name
         log.error(
-            "task.cancel_refused task=%s target=%s: a task cannot cancel another one's coroutine",
+            "task.cancel_refused task=%s target=%s: a task cannot cancel the coroutine of another task",
             *names,
             extra=other.fields,
         )
@@ -148,10 +148,10 @@ class Coroutines:
             try:
                 loop.run_forever()
                 if not is_fork():
-                    log.error("process.event_loop_stopped by=%r: the loop goes on", self._stopped_by)
+                    log.error("process.event_loop_stopped by=%r: the loop continues", self._stopped_by)
             except (SystemExit, KeyboardInterrupt) as error:
                 if not is_fork():
-                    log.error("process.event_loop_interrupted error=%s: the loop goes on", type(error).__name__)
+                    log.error("process.event_loop_interrupted error=%s: the loop continues", type(error).__name__)
             except BaseException:
                 if not is_fork():
                     log.exception("process.event_loop_failed")
@@ -200,7 +200,7 @@ class Coroutines:
 def _end_fork() -> None:
     """End a fork whose code awaits: the loop and its tasks belong to the original process."""
     with contextlib.suppress(Exception):
-        text = "A process that was forked inside an asynchronous task cannot await anything; it ends here."
+        text = "A process that was forked inside an asynchronous task cannot await anything; the process ends here."
         print(text, file=sys.stderr, flush=True)
     os._exit(1)
 
@@ -215,5 +215,5 @@ def _location(frame: FrameType | None) -> str:
         own = own.f_back
     own = own or frame
     if own is None:
-        return "nobody knows where"
+        return "at an unknown location"
     return f"in {own.f_code.co_name} ({own.f_code.co_filename}:{own.f_lineno})"

@@ -1,11 +1,11 @@
-"""Delivers exceptions to threads, without blocking threads whose calls are watched (by `sys.setprofile`, for workflow
-code).
+"""Raises exceptions in other threads (`PyThreadState_SetAsyncExc`), and works around a bug of CPython 3.11.
 
 An exception set for a thread is raised at the thread's next bytecode; in a blocking call, when the call returns. Until
-then the interpreter has all threads check for it. In Python 3.11, a watched thread does not get beyond its first call
-during that time: one task that does not stop would block all workflow turns of its process. So checking is stopped
-while turns run, and started again afterwards; an exception that was set stays with its thread. If turns run without a
-break, the clock starts checking now and then for a moment, in which the turns pause.
+then the interpreter makes all threads check for it. In Python 3.11, a thread that is profiled (`sys.setprofile`, used
+for workflow code) does not get beyond its first call during that time: one task that does not stop would block all
+workflow turns of its process. So checking is turned off while turns run, and turned on again afterwards; an exception
+that was set stays with its thread. If turns run without a break, the clock turns checking on now and then for a
+moment, in which the turns pause.
 
 Later releases of Python need none of this.
 """

@@ -128,12 +128,12 @@ class Failures:
         """Hand back an attempt whose payload could not be read or stored: that is no failure of the task."""
         task, kind = job.dispatch, type(error).__name__
         if self._is_new("store", kind):
-            log.error("task.returned error=%s: it is tried again", error, extra=job.fields)
+            log.error("task.returned error=%s: it is retried", error, extra=job.fields)
         if isinstance(error, NoStore):
             return Returned(
                 task.id, task.attempt, "no payload store", RETURN_DELAY, data_key=STORE_CAPABILITY, begun=True
             )
-        return Returned(task.id, task.attempt, "payload store away", _STORE_DELAY, begun=True)
+        return Returned(task.id, task.attempt, "payload store unavailable", _STORE_DELAY, begun=True)
 
     def failed(self, job: Job, error: BaseException) -> Failed:
         described = describe(error)
@@ -164,10 +164,8 @@ class Failures:
         """
         task = job.dispatch
         if self._is_new("task", task.name):
-            log.info(
-                "task.redirected executor=%s: the task was enqueued by its name alone", call.name, extra=job.fields
-            )
-        return Returned(task.id, task.attempt, "an executor does it", RETURN_DELAY, executor=call)
+            log.info("task.redirected executor=%s: the task was enqueued only by its name", call.name, extra=job.fields)
+        return Returned(task.id, task.attempt, "an executor runs it", RETURN_DELAY, executor=call)
 
     def _backoff(self, job: Job) -> float | None:
         """Return the delay from the task's own backoff function, or None, so that the leader computes the delay."""

@@ -89,7 +89,7 @@ def around_turn(engine: Engine, hooks: Chain, job: Job, activation: Activation) 
     except Exception:
         if report is None:
             raise
-        log.exception("middleware.failed hook=turn: the turn counts", extra=job.fields)
+        log.exception("middleware.failed hook=turn: the turn remains valid", extra=job.fields)
     return report
 
 

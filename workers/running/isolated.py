@@ -211,7 +211,7 @@ class Isolation:
         if reason is not None and reason is not SoftTimeout:
             raise interruption(job, reason)
         if job.starting:
-            reason_text = str(error) or "it ended before it was ready"
+            reason_text = str(error) or "the process ended before it was ready"
             log.error("task.process_not_started error=%s", reason_text, extra=job.fields)
             return Returned(dispatch.id, dispatch.attempt, "its process could not be started", _RESTART_DELAY)
         threading.Event().wait(_DEATH_PAUSE)
@@ -267,7 +267,7 @@ class _Child:
         if self.is_ready:
             return
         if not self._pipe.poll(limit):
-            raise TimeoutError(f"it was not ready after {limit:g} s")
+            raise TimeoutError(f"the process was not ready after {limit:g} s")
         self.receive()
         self.is_ready = True
 

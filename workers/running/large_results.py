@@ -98,9 +98,11 @@ class LargeResults:
         """Return a file whose bytes become the result of a job."""
         name = job.dispatch.name
         if job.output is not None:
-            raise WrongState(f"Task {name!r}: ctx.open_output() has been called already, and a task has one result.")
+            raise WrongState(
+                f"Task {name!r}: ctx.open_output() has been called already, but a task has only one result."
+            )
         if job.transaction is not None or job.completion is not None:
-            raise WrongState(f"Task {name!r}: inside ctx.transaction(), the result is what ctx.complete() is given.")
+            raise WrongState(f"Task {name!r}: inside ctx.transaction(), pass the result to ctx.complete().")
         if self._store is not None:
             task = job.dispatch
             job.output = self._store.output(
@@ -121,7 +123,7 @@ class LargeResults:
 
 def _too_large(name: str, size: int, limit: int) -> PayloadError:
     return PayloadError(
-        f"The output of task {name!r}: {size:,} bytes, and at most {limit:,} are allowed without a payload store. See "
+        f"The output of task {name!r}: {size:,} bytes; at most {limit:,} are allowed without a payload store. See "
         f"the setting payload_store."
     )
 
@@ -154,8 +156,7 @@ def finished_output(job: Job, value: object) -> bytes:
     assert job.output is not None
     if value is not None:
         raise PayloadError(
-            f"Task {job.dispatch.name!r} has written its result with ctx.open_output(), and returned another one. "
-            f"Return None."
+            f"Task {job.dispatch.name!r} wrote its result with ctx.open_output(), but also returned one. Return None."
         )
     return job.output.finish()
 

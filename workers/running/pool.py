@@ -91,7 +91,7 @@ class Pool:
     def start(self) -> None:
         """Start the thread that watches the time.
 
-        Write the first beat here: the first task may keep the interpreter from that thread for ever.
+        Write the first beat here: the first task may hold the interpreter (GIL) and keep that thread from ever running.
         """
         self._held.beat(time.monotonic(), self.received.pace.load)
         start_critical_thread("timekeeper", self._keep_time)
@@ -126,7 +126,7 @@ class Pool:
                 driver.accept(job)
                 accepted.append(job)
             elif job.take_back():
-                reason = "no room for executions" if driver is None or driver.room <= 0 else "it cannot be heard"
+                reason = "no room for executions" if driver is None or driver.room <= 0 else "its worker is cut off"
                 self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason), job)
         self.task_log.received(accepted)
         self._held.write_executing(0 if driver is None else len(driver))
@@ -185,7 +185,7 @@ class Pool:
     def _begin(self, job: Job) -> bool:
         now = time.monotonic()
         if now > self._parent_alive_until and self._is_parent_silent(now):
-            self._hand_back(job, "its worker cannot be heard")
+            self._hand_back(job, "its worker is cut off")
             return False
         if not job.begin(now, starting=job.is_isolated):
             return False
@@ -308,7 +308,7 @@ class Pool:
             if has_room and self.standstill.may_stay(task, now - job.received_at):
                 has_room = False
             else:
-                self._hand_back(job, "the event loop does not turn", self.standstill.delay(task, now))
+                self._hand_back(job, "the event loop is blocked", self.standstill.delay(task, now))
 
     def _check_running(self, job: Job, now: float) -> None:
         if not job.announced and not job.starting and now - job.started_at > _ANNOUNCE_AFTER:
@@ -340,7 +340,7 @@ class Pool:
         self._report_end(job, report)
         self.received.freed.set()
         log.warning(
-            "task.still_running: the task was told to stop and goes on; this process is replaced", extra=job.fields
+            "task.still_running: the task was told to stop but still runs; this process is replaced", extra=job.fields
         )
         self._on_stuck(job.dispatch.name)
 
@@ -359,9 +359,9 @@ class Pool:
             self.task_log.dropped(job)
 
     def spare(self, attempts: Iterable[tuple[bytes, int]]) -> None:
-        """Hand back these attempts if they have not begun: other workers with free slots can run them."""
+        """Hand back those of the attempts that have not begun: other workers with free slots can run them."""
         for job in self.received.among(set(attempts)):
-            self._hand_back(job, "others have room")
+            self._hand_back(job, "other workers have free slots")
 
     def hand_back_waiting(self) -> int:
         """Hand back all jobs that have not begun. Return how many."""

@@ -198,7 +198,7 @@ class Runner:
                 turn = self._engine.follow(dispatch.run_id, dispatch.id, report.result, begin, leader_time)
                 return None if turn is None else self._results.store_turn(job, turn)
         except BaseException as error:  # noqa: BLE001  # the task has succeeded, whether or not the turn fails
-            log.debug("run.turn_dropped error=%r: the leader sends it", error, extra=job.fields)
+            log.debug("run.turn_dropped error=%r: the leader sends the turn", error, extra=job.fields)
             return None
         finally:
             job.uninterruptible()
@@ -222,7 +222,7 @@ class Runner:
             try:
                 events += decode(list[Event], page or b"")
             except Malformed:
-                log.warning("run.history_page_gone page=%d: it is sent again", number, extra=job.fields)
+                log.warning("run.history_page_gone page=%d: the leader sends it again", number, extra=job.fields)
                 return None
         return msgspec.structs.replace(activation, events=events, pages=0)
 
@@ -303,7 +303,8 @@ class Runner:
         if job.completion is not None:
             if value is not None and data != job.completion and not is_reference(job.completion):
                 log.warning(
-                    "task.result_ignored: the task returned another result than it gave to ctx.complete()",
+                    "task.result_ignored: the task returned a different result from the one it passed to "
+                    "ctx.complete()",
                     extra=job.fields,
                 )
             return completed(job, job.completion)

@@ -1,10 +1,10 @@
 """Handling of a stalled event loop, which a task blocks.
 
-Tasks that wait for the loop could run elsewhere, so they are handed back, and this process receives only tasks that no
-other worker takes. A task that comes back found no room elsewhere and cannot run here either, so it is handed back with
-a delay, which doubles each time. So such tasks do not circulate, and leave the slots to tasks that need no event loop.
-One task stays for a while, so that the loop has work when it recovers. A loop that stays blocked for long is abandoned,
-with its process.
+Tasks that wait for the loop could run elsewhere, so they are handed back. Then this process receives only tasks that no
+other worker takes. If such a task is dispatched to this process again, no other worker has a free slot, and it cannot
+run here either: it is handed back with a delay, which doubles each time. So such tasks do not circulate, and leave the
+slots to tasks that need no event loop. One task stays for a while, so that the loop has work when it recovers. A loop
+that stays blocked for long is abandoned, with its process.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from orchestrator.workers.running.job import Job, Stage
 log = get_logger("worker")
 
 BLOCKED_AFTER = 1.0
-"""Seconds within which a healthy event loop responds."""
+"""Seconds after which a blocked event loop is logged; a healthy one responds sooner."""
 BLOCKED_FOR = 5.0
-"""Seconds within which even a loaded event loop responds. Beyond that, the process is replaced."""
+"""Seconds after which the process of a blocked event loop is replaced; even a loaded loop responds sooner."""
 _STALLED_AFTER = 0.2
 """Seconds of a stall after which tasks that wait for the loop are handed back."""
 _HAND_BACK_AFTER = 0.2

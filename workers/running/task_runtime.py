@@ -256,8 +256,8 @@ class JobRuntime:
         job = self.job
         if job.transaction is None or self._database is None:
             raise WrongState(
-                f"Task {job.dispatch.name!r}: ctx.complete() sets the result that a transaction records, and belongs "
-                f"inside `with ctx.transaction()`. Elsewhere a task's result is what it returns."
+                f"Task {job.dispatch.name!r}: ctx.complete() sets the result that a transaction records; call it "
+                f"inside `with ctx.transaction()`. Elsewhere, return the result."
             )
         if job.options.store_result:
             limit = self._database.settings.largest_value
@@ -275,7 +275,7 @@ class JobRuntime:
     def _completion_error(self) -> BaseException:
         """Return the error for a completion that is no longer possible. A swallowed timeout is raised again."""
         return self.interruption() or AttemptOver(
-            f"Task {self.job.dispatch.name!r} has ended: ctx.transaction() in a thread that it left behind keeps "
+            f"Task {self.job.dispatch.name!r} has ended: ctx.transaction() in a thread that it left behind commits "
             f"nothing. Wait for that thread before the task returns."
         )
 
@@ -284,15 +284,15 @@ class JobRuntime:
         name = self.job.dispatch.name
         if self._database is None:
             raise NoDatabase(
-                f"Task {name!r}: ctx.transaction() needs the database, and this worker was not given it. "
-                f"Start it with `orchestrator worker --database`."
+                f"Task {name!r}: ctx.transaction() needs the database, but this worker has no access to it. Start it "
+                f"with `orchestrator worker --database`."
             )
         if self.job.transaction is not None:
-            raise WrongState(f"Task {name!r}: ctx.transaction() is open already. Use the connection that you have.")
+            raise WrongState(f"Task {name!r}: ctx.transaction() is open already. Use its connection.")
         if self.job.completion is not None:
             raise WrongState(
-                f"Task {name!r}: ctx.transaction() has completed this task already, and a task ends once. Do all of "
-                f"it in one block, or enqueue another task there for the rest."
+                f"Task {name!r}: ctx.transaction() has completed this task already, and a task ends once. Do "
+                f"everything in one block, or enqueue another task there for the rest."
             )
         if not self.job.may_complete():
             raise self._completion_error()
@@ -318,7 +318,7 @@ def _check_size(tasks: Sequence[NewTask]) -> None:
     size = sum(len(task.payload) + _OVERHEAD + (len(task.options) if task.options else 0) for task in tasks)
     if size > _MAX_ENQUEUED:
         raise PayloadError(
-            f"{len(tasks):,} tasks with {size:,} bytes are enqueued at once inside a task, and at most "
+            f"{len(tasks):,} tasks with {size:,} bytes are enqueued at once inside a task; at most "
             f"{_MAX_ENQUEUED:,} bytes are allowed. Enqueue them in several calls, or pass references to large data."
         )
 

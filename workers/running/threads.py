@@ -28,7 +28,7 @@ def start_critical_thread(name: str, run: Callable[[], None]) -> None:
         try:
             run()
         except BaseException:
-            log.exception("process.thread_failed thread=%s: a defect; the process is replaced", name)
+            log.exception("process.thread_failed thread=%s: a bug; the process is replaced", name)
             os._exit(1)
 
     threading.Thread(target=guarded, name=name, daemon=True).start()

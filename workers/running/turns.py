@@ -67,9 +67,8 @@ class Turns:
             "run.turn_blocked workflow=%s run=%s where=%s: the code does not return", *names, location, extra=job.fields
         )
         error = TurnTooLong(
-            f"The code of workflow {name!r} ran for {self._limit:g} s without waiting for anything: {location}. "
-            f"A workflow decides what is to be done, and tasks do it; if it must take so long, raise the setting "
-            f"turn_timeout."
+            f"The code of workflow {name!r} ran for {self._limit:g} s without waiting for anything: {location}. Leave "
+            f"long work to tasks; if the workflow itself must take so long, raise the setting turn_timeout."
         )
         if commander.read_only:
             commander.is_dirty = True  # only the query is at fault: it gets an error as its answer
@@ -86,7 +85,7 @@ class Turns:
         name = job.dispatch.name
         names = name, to_text(job.dispatch.id)
         log.error("run.turn_blocked workflow=%s run=%s: the code does not return", *names, extra=job.fields)
-        text = f"The code of workflow {name!r} ran for {limit:g} s in a process of its own, and did not come back."
+        text = f"The code of workflow {name!r} ran for {limit:g} s in a process of its own, and did not return."
         self._verdicts[id(job)] = Violation(0, TurnTooLong.__name__, text)
         job.stop_with(EndTurn, now)
 
@@ -133,4 +132,4 @@ def _location(thread: int) -> str:
     while frame is not None and not is_own_code(frame):
         frame = frame.f_back
     frame = frame or innermost
-    return "at an unknown place" if frame is None else frame_location(frame)
+    return "at an unknown location" if frame is None else frame_location(frame)

@@ -142,7 +142,7 @@ class Executions:
                 key = task.name, request.request_id
                 value = await (_with_timeout(task, call) if task._is_async else self._in_thread(call, key))
                 plain = decode_value(encode_value(value, f"The result of {task.name}", self._largest))
-                return Answer(200, strict_json({"result": plain, "error": ""}, f"What {task.name} returns"))
+                return Answer(200, strict_json({"result": plain, "error": ""}, f"The return value of {task.name}"))
             except (InvalidTask, PayloadError) as error:
                 return _failed(error, retryable=False)
             except asyncio.CancelledError:

@@ -88,7 +88,7 @@ class Services:
         try:
             answer = await self._executions.run(task, service_request)
         except Busy:
-            return _error(503, f"{self.load} requests are worked on or wait here already.")
+            return _error(503, f"{self.load} requests are already running or waiting here.")
         return Response(answer.body, answer.status, media_type="application/json")
 
     async def _cancel(self, request: Request) -> Response:
@@ -102,13 +102,13 @@ class Services:
     def _refusal(self, request: Request) -> Response | None:
         """Return the error response for a request without a valid key. All keys are compared in constant time."""
         if "origin" in request.headers:
-            return _error(403, "A page in a browser has sent this, and services are for programs.")
+            return _error(403, "This request comes from a web page, but services are only for programs.")
         if not self._keys:
             return None
         provided = request.headers.get("authorization", "").encode("latin-1")
         if any([compare_digest(provided, key) for key in self._keys]):  # noqa: C419
             return None
-        response = _error(401, "This service asks for a key: Authorization: Bearer KEY (setting service_keys).")
+        response = _error(401, "This service requires a key: Authorization: Bearer KEY (setting service_keys).")
         response.headers["WWW-Authenticate"] = "Bearer"
         return response
 
@@ -126,7 +126,7 @@ async def _read(request: Request, limit: int) -> bytes | Response:
             parts.append(part)
         else:
             parts.clear()
-    return b"".join(parts) if size <= limit else _error(413, f"At most {limit:,} bytes are read, found {size:,}.")
+    return b"".join(parts) if size <= limit else _error(413, f"At most {limit:,} bytes are accepted, found {size:,}.")
 
 
 def _path(request: Request) -> str:
@@ -205,7 +205,7 @@ def _tasks_to_serve(app: Orchestrator, services: tuple[str, ...]) -> dict[str, T
         app.find_task(name)  # raises an error that suggests similar names
         if (call := executors[name]) is not None:
             raise ConfigurationError(
-                f"Task {name!r} cannot be served: the executor {call.name} does it, and its function is never run. "
+                f"Task {name!r} cannot be served: the executor {call.name} runs it, and its function is never called. "
                 f"Serve a task without an executor."
             )
     skipped = [] if services else sorted(name for name, call in executors.items() if call is not None)
@@ -213,7 +213,7 @@ def _tasks_to_serve(app: Orchestrator, services: tuple[str, ...]) -> dict[str, T
         name: task for name, task in app.tasks.items() if (not services or name in services) and executors[name] is None
     }
     if not tasks:
-        raise ConfigurationError("The application has no tasks to serve, but such that have an executor at most.")
+        raise ConfigurationError("The application has no tasks to serve: there are none without an executor.")
     if skipped:
         log.info("service.tasks_left_out tasks=%s: their executors run them", ",".join(skipped))
     return tasks
@@ -235,9 +235,9 @@ def _listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         if not has_keys and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
             raise ConfigurationError(
-                f"There is no key, and others can reach {host!r} ({address[0]}). Set service_keys, here and for the "
-                f"workers that send tasks to services (openssl rand -hex 32 makes one), or serve this machine only, at "
-                f"127.0.0.1."
+                f"There is no key, but other machines can reach {host!r} ({address[0]}). Set service_keys, here and "
+                f"for the workers that send tasks to services (openssl rand -hex 32 creates a key), or serve only this "
+                f"machine, at 127.0.0.1."
             )
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -245,8 +245,8 @@ def _listen(host: str, port: int, *, has_keys: bool) -> socket.socket:
         listener.listen(2_048)
     except OSError as error:
         raise ConfigurationError(
-            f"Services cannot be served at {host}:{port}: {error.strerror or error}. Choose another place by --host "
-            f"and --port, where 0 takes any port that is free."
+            f"Services cannot be served at {host}:{port}: {error.strerror or error}. Choose a different address with "
+            f"--host and --port; port 0 takes any free port."
         ) from error
     return listener
 
@@ -325,9 +325,7 @@ class Registration:
         except (Unreached, Broken, OrchestratorError) as error:
             problem, is_forgotten = str(error), False
         if problem and not is_forgotten and not self._has_failed:
-            log.warning(
-                "service.not_registered url=%s call=%s error=%s: it is tried again", self._http.url, call, problem
-            )
+            log.warning("service.not_registered url=%s call=%s error=%s: it is retried", self._http.url, call, problem)
         elif not problem and (self._has_failed or (call == "register" and self._services == fields.get("services"))):
             log.info("service.registered url=%s id=%s", self._http.url, self._id)
         self._has_failed = bool(problem) and not is_forgotten

@@ -36,7 +36,7 @@ from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.tasks.task import TaskError
 
-NO_HANDLER = ", for which the code has no handler yet"
+NO_HANDLER = ", which has no handler in the code yet"
 """Appended to the names of updates without a handler in `WaitingPlaces.updates`."""
 
 

@@ -19,7 +19,7 @@ ENCODED_NONE = b"\xc0"
 """The encoded result None."""
 PARENT_ASKS, PARENT_ENDED = "its parent asks for it", "its parent has ended"
 """Reasons of a child's cancel request, for its history."""
-REQUESTED = "somebody asked for it"
+REQUESTED = "it was requested"
 """The reason of a cancel request from outside, for the history."""
 MAX_REFUSALS = 100
 """How often in a row the end of a run is refused because of messages that its code has not seen."""

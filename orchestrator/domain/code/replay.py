@@ -192,7 +192,8 @@ class Ledger:
             number,
             "UpdateMismatch",
             f"Update mismatch at {kind} {ordinal} (event {number}): the history has the answer to update "
-            f"{update.name!r} without it, and the code gives it. What a handler has answered it does not do again.",
+            f"{update.name!r} without it, but the code issues it. A handler must not repeat what it did before it "
+            f"answered.",
         )
 
     def operation(self, ordinal: int, name: str) -> history.OperationRecorded | None:
@@ -219,7 +220,7 @@ class Ledger:
             number,
             "CommandMissing",
             f"Command missing at {'an answer to an update' if identity is None else _describe(identity)} "
-            f"(event {number}): the history has it, and the code does not give it any more.",
+            f"(event {number}): the history has it, but the code no longer issues it.",
         )
 
     def withdraw(self, command: commands.StartTimer) -> bool:
@@ -262,7 +263,7 @@ class Ledger:
         self.violate(
             number,
             "RunEndMismatch",
-            f"Run end mismatch (event {number}): the history has the code go on, and the code raises "
+            f"Run end mismatch (event {number}): the history continues here, but the code raises "
             f"{error.kind}: {error.message}",
             error.traceback,
         )
@@ -274,7 +275,7 @@ class Ledger:
             self.violate(
                 number,
                 "UpdateAnswerMismatch",
-                f"Update answer mismatch (event {number}): the history has a result, and the code raises "
+                f"Update answer mismatch (event {number}): the history has a result, but the code raises "
                 f"{error.kind}: {error.message}",
                 error.traceback,
             )
@@ -287,7 +288,7 @@ class Ledger:
                 number,
                 "OrderMismatch",
                 f"Order mismatch at {_describe(identity)} (event {number}): the history has it before {previous} "
-                f"(event {last}), and the code gives it afterwards.",
+                f"(event {last}), but the code issues it afterwards.",
             )
         self._last = number, _describe(identity)
 
@@ -297,12 +298,12 @@ class Ledger:
         if recorded and actual and recorded != actual:
             entry = _describe(identity)
             del self._expected[self._expected.index(entry) + 1 :]
-            self._commanded[-1] = f"{entry}, with other arguments"
+            self._commanded[-1] = f"{entry}, with different arguments"
             self.violate(
                 number,
                 "ArgumentsMismatch",
-                f"Arguments mismatch at {entry} (event {number}): the code passes others than the history records. "
-                f"Either it has changed, or what it does depends on something that is not in the history.",
+                f"Arguments mismatch at {entry} (event {number}): the code passes different arguments from those in "
+                f"the history. Either the code has changed, or it depends on something that is not in the history.",
             )
 
     def _compare_values(self, number: int, subject: str, issued: Record, record: Record) -> None:
@@ -313,7 +314,7 @@ class Ledger:
                 number,
                 "ValueMismatch",
                 f"Value mismatch at {subject} (event {number}): history has {_displayed(expected)} and the code says "
-                f"{_displayed(actual)}. What it does depends on something that is not in the history.",
+                f"{_displayed(actual)}. The code depends on something that is not in the history.",
             )
 
     def violate(self, number: int, kind: str, message: str, difference: str = "") -> NoReturn:

@@ -146,14 +146,14 @@ def check(run: bytes, events: Sequence[Event], to: int) -> None:
         return
     start = f"Run {to_text(run)} cannot be reset to event {to}: "
     if not 1 <= to <= len(events):
-        raise WrongState(f"{start}its events have the numbers 1 to {len(events)}.")
+        raise WrongState(f"{start}its events are numbered 1 to {len(events)}.")
     lower = max(number for number in possible if number < to)
     upper = min((number for number in possible if number > to), default=None)
     if upper is None:
-        raise WrongState(f"{start}there the code ended it. The last one that it can be reset to is {lower}.")
+        raise WrongState(f"{start}the code ended the run there. The last event that it can be reset to is {lower}.")
     raise WrongState(
-        f"{start}it is amid what the code commanded at once, which is kept as a whole or not at all. "
-        f"Reset it to event {lower} or {upper}."
+        f"{start}that event is inside a batch of commands, which is kept whole or not at all. Reset it to event "
+        f"{lower} or {upper}."
     )
 
 
@@ -227,13 +227,13 @@ class Fate(StrEnum):
     """The effect of a reset on something in the old run."""
 
     KEPT = "is kept"
-    AGAIN = "was open, and is done again"
-    MAYBE = "came later, and is done again if the code comes there"
+    AGAIN = "was open, and is repeated"
+    MAYBE = "came later, and is repeated if the code reaches it"
     OPEN = "stays open"
-    GOES_ON = "goes on, and is taken over"
-    LEFT = "goes on by itself; the code may start another"
-    TOLD = "is told again"
-    ANEW = "came later, and has to be settled anew"
+    GOES_ON = "continues, and is adopted by the new run"
+    LEFT = "continues on its own; the code may start another"
+    TOLD = "is delivered again"
+    ANEW = "came later, and must be settled again"
     DROPPED = "is dropped"
 
 

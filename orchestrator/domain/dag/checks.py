@@ -44,11 +44,11 @@ def _too_large(definition: Definition) -> str | None:
     steps, edges = len(definition.steps), sum(len(step.depends_on) for step in definition.steps)
     if steps > MAX_STEPS:
         return (
-            f"{steps:,} tasks, and a workflow may have {MAX_STEPS:,}: let one task fan out with foreach, or let tasks "
-            f"start workflows of their own."
+            f"{steps:,} tasks; a workflow may have at most {MAX_STEPS:,}: let one task fan out with foreach, or let "
+            f"tasks start workflows of their own."
         )
     if edges > MAX_DEPENDENCIES:
-        return f"{edges:,} dependencies in depends_on, and a workflow may have {MAX_DEPENDENCIES:,}."
+        return f"{edges:,} dependencies in depends_on; a workflow may have at most {MAX_DEPENDENCIES:,}."
     return None
 
 
@@ -60,13 +60,13 @@ def _problems(definition: Definition) -> Iterator[Problem]:
         yield Problem(("tasks",), "a workflow needs at least one task.")
     for step in certain_children(definition):
         if step.workflow == definition.name:
-            message = f"every run of {definition.name!r} would start another, without end. Add a when."
+            message = f"every run of {definition.name!r} would start another, forever. Add a when."
             yield Problem(("tasks", step.name, "workflow"), message)
     graph = _Graph(definition.steps)
     seen: set[str] = set()
     for step in definition.steps:
         if step.name in seen:
-            yield Problem(("tasks", step.name), f"two tasks are called {step.name!r}.")
+            yield Problem(("tasks", step.name), f"two tasks are named {step.name!r}.")
         seen.add(step.name)
         yield from _step(step)
         yield from _dependencies(step, graph)
@@ -93,7 +93,9 @@ def _workflow(definition: Definition) -> Iterator[Problem]:
         yield from _template(("concurrency", "key"), definition.concurrency.key, scope)
     for key, hooks in (("on_failure", definition.on_failure), ("on_success", definition.on_success)):
         if len(hooks) > MAX_HOOKS:
-            yield Problem((key,), f"{len(hooks):,} hooks, and at most {MAX_HOOKS} are allowed: let one task do more.")
+            yield Problem(
+                (key,), f"{len(hooks):,} hooks; at most {MAX_HOOKS} are allowed: let one task do several things."
+            )
         for index, hook in enumerate(hooks):
             if (hook.task is None) is (hook.webhook is None):
                 yield Problem((key, index), "expected either task or webhook.")
@@ -122,14 +124,16 @@ def _starts(definition: Definition) -> Iterator[Problem]:
     for index, trigger in enumerate(definition.on):
         path: Path = ("on", index)
         if trigger.workflow == definition.name and trigger in certain:
-            message = f"every run of {definition.name!r} that ends so would start the next, without end. Add a filter."
+            message = (
+                f"every run of {definition.name!r} that ends this way would start the next, forever. Add a filter."
+            )
             yield Problem(path, message)
         if (trigger.workflow is None) is (trigger.event is None):
             yield Problem(path, "expected either workflow or event.")
         if trigger.workflow is not None:
             yield from _name((*path, "workflow"), trigger.workflow)
         elif trigger.state != "success":
-            yield Problem((*path, "state"), "state goes with workflow; an event has none.")
+            yield Problem((*path, "state"), "state can be given only with workflow; an event has none.")
         if trigger.event is not None:
             yield from _name((*path, "event"), trigger.event)
         if trigger.filter is not None:
@@ -145,7 +149,7 @@ def _start_params(path: Path, provided: Mapping[str, Any], root: str, params: Ma
     yield from _template((*path, "params"), provided, _Scope(frozenset({root}), params))
     for name, param in params.items():
         if param.required and name not in provided:
-            yield Problem(path, f"parameter {name!r} has no default: give it here, under params.")
+            yield Problem(path, f"parameter {name!r} has no default: pass it here, under params.")
 
 
 # -- steps
@@ -156,17 +160,17 @@ def _step(step: Step) -> Iterator[Problem]:
     if not STEP_NAME.fullmatch(step.name):
         yield Problem(path, _NOT_A_NAME.format(" .", describe(step.name)))
     elif step.name in RESERVED | KEYWORDS:
-        yield Problem(path, f"{step.name!r} has its own meaning in expressions: choose another name.")
+        yield Problem(path, f"{step.name!r} has a special meaning in expressions: choose a different name.")
     kinds = [kind for kind in ("task", "workflow", "executor") if getattr(step, kind) is not None]
     if len(kinds) != 1:
         actual = " and ".join(kinds) or "none of them"
         yield Problem(path, f"expected exactly one of task, workflow and executor, found {actual}.")
     if step.with_ and step.executor is None:
-        yield Problem((*path, "with"), "with goes with executor, which it is for; what a task is given is its input.")
+        yield Problem((*path, "with"), "with is only for an executor; a task takes its arguments from input.")
     for kind in kinds:
         yield from _name((*path, kind), getattr(step, kind))
     if step.foreach is not None and step.parallel is not None:
-        yield Problem((*path, "parallel"), "foreach and parallel do not go together: keep one of them.")
+        yield Problem((*path, "parallel"), "foreach and parallel cannot be combined: keep one of them.")
     if isinstance(step.parallel, int) and step.parallel < 1:
         yield Problem((*path, "parallel"), f"expected 1 or more, found {step.parallel}.")
     if step.concurrency is not None and step.concurrency < 1:
@@ -176,7 +180,7 @@ def _step(step: Step) -> Iterator[Problem]:
     if step.trigger.startswith("any_") and not step.depends_on:
         yield Problem((*path, "trigger"), f"{step.trigger} waits for other tasks: add depends_on.")
     if step.concurrency_key is not None and not step.runs_task:
-        yield Problem((*path, "concurrency_key"), "concurrency_key is for a task: remove it.")
+        yield Problem((*path, "concurrency_key"), "concurrency_key is only for tasks: remove it.")
     if step.retries is not None and not 0 <= step.retries <= 1_000_000:
         yield Problem((*path, "retries"), f"expected 0 or more, up to a million, found {step.retries}.")
     if step.priority is not None and not -100 <= step.priority <= 100:
@@ -191,7 +195,7 @@ def _dependencies(step: Step, graph: _Graph) -> Iterator[Problem]:
     for index, name in enumerate(step.depends_on):
         path: Path = ("tasks", step.name, "depends_on", index)
         if name in seen:
-            yield Problem(path, f"{name!r} is there twice.")
+            yield Problem(path, f"{name!r} occurs twice.")
         elif name not in graph.steps:
             yield Problem(path, f"unknown task {name!r}.{graph.hint(name)}")
         seen.add(name)
@@ -225,8 +229,8 @@ def _timeout(path: Path, seconds: float | None) -> Iterator[Problem]:
 
 
 _NOT_A_NAME = (
-    "a name has 1 to 128 characters, starts with one of a-z, A-Z and _ and goes on with these, digits and any of -{}, "
-    "found {}."
+    "a name has 1 to 128 characters, starts with one of a-z, A-Z and _ and continues with these, digits and any of "
+    "-{}, found {}."
 )
 
 
@@ -250,15 +254,15 @@ class _Scope:
                 if root == "params" and field is not None and field not in self.params:
                     yield unknown_param(field, self.params)
             elif self.step is None or self.graph is None or (root not in steps and root not in _OF_ITEM):
-                spacing = " A minus wants spaces around it." if "-" in root else ""
+                spacing = " A minus needs spaces around it." if "-" in root else ""
                 hint = self._quoting(root, steps) or did_you_mean(root, self.names)
                 hint = hint or (self.graph.hint(root) if self.graph else "")
                 yield f"unknown name {root!r}.{hint}{spacing}"
             elif root in _OF_ITEM:
                 owner = "foreach" if root == "item" else "foreach or parallel"
-                yield f"{root!r} is known only in the input and the concurrency_key of a task with {owner}."
+                yield f"{root!r} can be used only in the input and the concurrency_key of a task with {owner}."
             elif root == self.step.name:
-                yield f"{root!r} is this task itself, whose output is not known before it ends."
+                yield f"{root!r} is this task itself; its output is not known before it ends."
             elif not self.graph.is_above(root, self.step.name):
                 yield f"{root!r} may not have ended by then: add it to depends_on."
 
@@ -266,7 +270,7 @@ class _Scope:
     def _quoting(root: str, steps: Mapping[str, Step]) -> str:
         """Return a hint to quote a step name that contains a dot, if one may have been meant."""
         step = next((name for name in steps if name.startswith(f"{root}.")), None)
-        return f" A dot asks for a field; the task {step!r} is written in backquotes: `{step}`." if step else ""
+        return f" A dot reads a field; the task {step!r} is written in backquotes: `{step}`." if step else ""
 
 
 def _expression(path: Path, text: str, scope: _Scope) -> Iterator[Problem]:
@@ -355,5 +359,5 @@ class _Graph:
             if name in trail and count < _MAX_CYCLES:
                 count += 1
                 path = " → ".join([*trail[trail.index(name) :], name])
-                message = f"cycle: {path}, where each depends on the next. Remove one of these dependencies."
+                message = f"cycle: {path}, each depends on the next. Remove one of these dependencies."
                 yield Problem(("tasks", name, "depends_on"), message)

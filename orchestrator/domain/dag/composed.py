@@ -45,7 +45,7 @@ def check_composed(definition: Definition) -> None:
     has_only_calls = all(step.task is not None or is_composed(step.workflow) for step in definition.steps)
     if named(plain) != definition or not has_only_calls:
         raise InvalidWorkflow(
-            f"Composition {definition.name!r:.200}: expected calls of tasks, under the name that follows from them."
+            f"Composition {definition.name!r:.200}: expected calls of tasks, and the name derived from them."
         )
 
 

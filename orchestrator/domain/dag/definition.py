@@ -35,9 +35,9 @@ class Param(_Data, frozen=True, kw_only=True):
     """A parameter of a run."""
 
     type: Annotated[ParamType, Key("choice")] = "any"
-    default: Annotated[Any, Key("any", "Left out: a run must be given it. A date may be today, a datetime now.")] = (
-        UNSET
-    )
+    default: Annotated[
+        Any, Key("any", "Without a default, a run must pass a value. A date may be today, a datetime now.")
+    ] = UNSET
     description: Annotated[str, Key("text")] = ""
 
     @property
@@ -72,8 +72,10 @@ class Step(_Data, frozen=True, kw_only=True):
     name: str
     task: Annotated[str | None, Key("name", "A registered task, module:function or file.py:function.")] = None
     workflow: Annotated[str | None, Key("name", "A workflow to start and wait for.")] = None
-    executor: Annotated[str | None, Key("own", "What does the work outside Python, such as process.")] = None
-    with_: Annotated[dict[str, Any], Key("own", "What is said to the executor: constants.")] = msgspec.field(
+    executor: Annotated[str | None, Key("own", "The executor that does the work outside Python, such as process.")] = (
+        None
+    )
+    with_: Annotated[dict[str, Any], Key("own", "Constant arguments for the executor.")] = msgspec.field(
         default={}, name="with"
     )
     depends_on: Annotated[tuple[str, ...], Key("texts", "Tasks that must have ended before.")] = ()
@@ -84,22 +86,24 @@ class Step(_Data, frozen=True, kw_only=True):
             "Constants and ${...} over params, run and the outputs of tasks above; in a fan-out item, index and count.",
         ),
     ] = {}
-    foreach: Annotated[str | None, Key("items", "One task per item of a list: such as discover.files.")] = None
+    foreach: Annotated[str | None, Key("items", "One task per item of a list, such as discover.files.")] = None
     """Stored without `${}`, like all expressions."""
     parallel: Annotated[
-        int | str | None, Key("copies", "This many tasks: a number, or such as discover.count.", minimum=1)
+        int | str | None,
+        Key("copies", "The number of tasks: a number, or an expression such as discover.count.", minimum=1),
     ] = None
-    concurrency: Annotated[int | None, Key("integer", "How many of a fan-out run at once.", minimum=1)] = None
-    trigger: Annotated[Trigger, Key("choice", "Which ends of the tasks it depends on let it start.")] = "all_success"
-    when: Annotated[str | None, Key("condition", "Skipped where this is false: such as report.ok.")] = None
+    concurrency: Annotated[int | None, Key("integer", "How many tasks of a fan-out run at once.", minimum=1)] = None
+    trigger: Annotated[Trigger, Key("choice", "Which outcomes of its upstream tasks let it start.")] = "all_success"
+    when: Annotated[str | None, Key("condition", "The task is skipped if this is false, such as report.ok.")] = None
     """Evaluated once, before any fan-out."""
-    retries: Annotated[int | None, Key("integer", "Tries after the first.", minimum=0, maximum=1_000_000)] = None
+    retries: Annotated[int | None, Key("integer", "Attempts after the first.", minimum=0, maximum=1_000_000)] = None
     """Retries, timeout, queue and priority are None if the task decides."""
-    timeout: Annotated[float | None, Key("duration", "How long one attempt may run.")] = None
-    queue: Annotated[str | None, Key("name", "Where it runs.")] = None
+    timeout: Annotated[float | None, Key("duration", "Timeout of one attempt.")] = None
+    queue: Annotated[str | None, Key("name", "The queue of the task.")] = None
     priority: Annotated[int | None, Key("integer", "Higher goes first.", minimum=-100, maximum=100)] = None
     concurrency_key: Annotated[
-        str | None, Key("text", "Whom a task is for, such as ${item.customer}: its task's limits hold for each.")
+        str | None,
+        Key("text", "The key of the limits, such as ${item.customer}: each key has the task's limits of its own."),
     ] = None
     registered: Registered | None = None
     """The options of the task. None if it was not registered when the workflow was applied."""
@@ -114,16 +118,16 @@ class Concurrency(_Data, frozen=True, kw_only=True):
     """Concurrent runs of the workflow, or of one key of it, at most."""
 
     limit: Annotated[int, Key("integer", minimum=1)]
-    key: Annotated[str | None, Key("text", "Such as ${params.customer}.")] = None
+    key: Annotated[str | None, Key("text", "An expression, such as ${params.customer}.")] = None
 
 
 class EventTrigger(_Data, frozen=True, kw_only=True):
     """Starts a run when a run of another workflow ends, or when an event is posted."""
 
-    workflow: Annotated[str | None, Key("name", "Another workflow, whose runs start this one.")] = None
+    workflow: Annotated[str | None, Key("name", "A workflow whose runs start this one when they end.")] = None
     state: Annotated[Literal["success", "failed", "ended"], Key("choice")] = "success"
-    event: Annotated[str | None, Key("name", "A posted event.")] = None
-    filter: Annotated[str | None, Key("condition", "Such as event.kind == 'order'.")] = None
+    event: Annotated[str | None, Key("name", "The name of a posted event.")] = None
+    filter: Annotated[str | None, Key("condition", "An expression, such as event.kind == 'order'.")] = None
     """A condition over `event`: the posted event, or the run that ended."""
     params: Annotated[dict[str, Any], Key("object", "Parameters of the run, such as {day: ${event.day}}.")] = {}
 
@@ -140,23 +144,23 @@ class Hook(_Data, frozen=True, kw_only=True):
 class Definition(_Data, frozen=True, kw_only=True):
     """A workflow definition."""
 
-    name: Annotated[str, Key("name", "What the workflow is called.")]
+    name: Annotated[str, Key("name", "The name of the workflow.")]
     version: Annotated[
-        int | None, Key("integer", "Left out: a new version whenever the content changes.", minimum=1)
+        int | None, Key("integer", "By default a new version whenever the content changes.", minimum=1)
     ] = None
     description: Annotated[str, Key("text")] = ""
-    params: Annotated[dict[str, Param], Key("own", "What a run is started with.")] = {}
-    schedule: Annotated[dict[str, Any] | None, Key("own", "When runs start by themselves.")] = None
+    params: Annotated[dict[str, Param], Key("own", "Parameters of a run.")] = {}
+    schedule: Annotated[dict[str, Any] | None, Key("own", "When runs start automatically.")] = None
     """Validated plain data. `every` and `jitter` are in seconds."""
-    timeout: Annotated[float | None, Key("duration", "How long a run may take.")] = None
+    timeout: Annotated[float | None, Key("duration", "Timeout of a run.")] = None
     concurrency: Annotated[
-        Concurrency | None, Key("own", "How many runs there may be at once, altogether or per key.")
+        Concurrency | None, Key("own", "Maximum number of concurrent runs, in total or per key.")
     ] = None
-    tags: Annotated[tuple[str, ...], Key("texts", "Words to find runs by.")] = ()
-    on: Annotated[tuple[EventTrigger, ...], Key("own", "What else starts a run.")] = ()
-    on_failure: Annotated[tuple[Hook, ...], Key("own", "What happens when a run has failed.")] = ()
-    on_success: Annotated[tuple[Hook, ...], Key("own", "What happens when a run has succeeded.")] = ()
-    queue: Annotated[str, Key("name", "Where its tasks run.")] = "default"
+    tags: Annotated[tuple[str, ...], Key("texts", "Labels to find runs by.")] = ()
+    on: Annotated[tuple[EventTrigger, ...], Key("own", "Events and workflows that start a run.")] = ()
+    on_failure: Annotated[tuple[Hook, ...], Key("own", "Tasks and webhooks to start when a run has failed.")] = ()
+    on_success: Annotated[tuple[Hook, ...], Key("own", "Tasks and webhooks to start when a run has succeeded.")] = ()
+    queue: Annotated[str, Key("name", "The queue of its tasks.")] = "default"
     steps: tuple[Step, ...] = ()
     """In the order of the file, where they are named `tasks`."""
 
@@ -192,7 +196,7 @@ def queueing_problem(definition: Definition) -> str | None:
     if own is None or (own.limit == 1 and own.key is None):
         return None
     return (
-        "overlap: queue is a limit of one run at a time, and the workflow has another one: leave out its concurrency."
+        "overlap: queue is a limit of one run at a time, but the workflow sets a different one: remove its concurrency."
     )
 
 
@@ -214,7 +218,7 @@ def resolve_params(definition: Definition, given: Mapping[str, Any], now: dateti
     for name, param in definition.params.items():
         value = given.get(name, param.default)
         if value is UNSET:
-            problems.append(f"parameter {name!r} ({param.type}) is missing, and has no default.")
+            problems.append(f"parameter {name!r} ({param.type}) is missing and has no default.")
         elif value is None and param.default is None:
             resolved[name] = None
         elif problem := mismatch(param.type, value):
@@ -312,19 +316,19 @@ class Condition(NamedTuple):
 
     def refusal(self, name: str, version: int | None, hash: str | None) -> str | None:
         """Return why the condition is not met, or None. Version and hash are None without a version."""
-        actual = "there is none" if hash is None else f"its version {version} has the hash {hash!r}"
+        actual = "there is no version" if hash is None else f"its version {version} has the hash {hash!r}"
         if self.one_of is not None and not _has(self.one_of, hash):
             if ANY in self.one_of:
-                return f"Workflow {name!r} was to be there already, and {actual}."
+                return f"Workflow {name!r} should exist already, but {actual}."
             expected = " or ".join(map(repr, sorted(self.one_of)))
             return (
-                f"Workflow {name!r} was changed meanwhile: expected the hash {expected}, but {actual}. Read it again, "
-                f"and apply what is to be changed in that."
+                f"Workflow {name!r} was changed in the meantime: expected the hash {expected}, but {actual}. Read it "
+                f"again, and apply your change to that version."
             )
         if self.none_of is not None and _has(self.none_of, hash):
             if ANY in self.none_of:
-                return f"Workflow {name!r} was to be new, and there is version {version}, with the hash {hash!r}."
-            return f"Workflow {name!r} was not to have this hash any more, and {actual}."
+                return f"Workflow {name!r} should be new, but there is version {version}, with the hash {hash!r}."
+            return f"Workflow {name!r} should no longer have this hash, but {actual}."
         return None
 
 

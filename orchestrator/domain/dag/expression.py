@@ -97,7 +97,7 @@ def _check_size(value: Any, budget: EvaluationBudget) -> None:
     if budget.most_data is not None and size > budget.most_data:
         raise ExpressionError(
             f"The values that its expressions name have about {size:,} bytes together, and at most "
-            f"{budget.most_data:,} are allowed: one may be named too often."
+            f"{budget.most_data:,} are allowed. Perhaps one value is named too often."
         )
 
 
@@ -167,7 +167,7 @@ def _text_template(text: str) -> Template:
         if match is None:
             raise ExpressionError(
                 f"Expression in {shortened(text)}: `${{` at character {opening.start() + 1} has no `}}`, or a string "
-                f"in it has no end. Write $${{ for one that is plain text."
+                f"in it has no end. Write $${{ for a literal ${{."
             )
         pieces.append(parse(match["inside"]))
         offset = match.end()
@@ -211,7 +211,7 @@ def _as_text(expression: Expression, names: Scope) -> str:
         raise ExpressionError(f"Expression {shortened(expression.text)}: {reason}.") from None
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise ExpressionError(
-            f"Expression {shortened(expression.text)}: {describe(value)} cannot stand in a text: {error}."
+            f"Expression {shortened(expression.text)}: {describe(value)} cannot be inserted into a string: {error}."
         ) from None
 
 

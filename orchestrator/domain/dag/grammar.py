@@ -139,7 +139,7 @@ class _Parser:
     def _operand(self, lowest: int) -> Evaluate:
         if self._is("name", "not"):
             if lowest > Level.NOT:
-                self._fail(f"`not` at character {self._start + 1} wants parentheses around it")
+                self._fail(f"`not` at character {self._start + 1} needs parentheses around it")
             self._advance()
             operand = self._chain(Level.NOT)
             return lambda names: not operand(names)

@@ -68,8 +68,8 @@ def look_up(name: str, names: Scope) -> Any:
     try:
         return names[name]
     except KeyError:
-        hint = ". A minus wants spaces around it" if "-" in name else ""
-        raise Missing(lambda: f"there is no {name!r} here. Known: {listed(names)}{hint}") from None
+        hint = ". A minus needs spaces around it" if "-" in name else ""
+        raise Missing(lambda: f"there is no {name!r} here. Known names: {listed(names)}{hint}") from None
 
 
 def follow(base: Evaluate, accesses: list[tuple[str | Evaluate, str]]) -> Evaluate:
@@ -300,7 +300,7 @@ def describe(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"an object with {listed(value)}" if value else "an empty object"
     if isinstance(value, msgspec.msgpack.Ext) and value.code == sealing.CODE:
-        return "a sealed value, and the scheduler has no data key for it (setting data_keys)"
+        return "a sealed value for which the scheduler has no data key (setting data_keys)"
     if (stored := as_reference(value)) is not None:
         return f"a value of {stored.size:,} bytes in the payload store, which the scheduler does not read"
     return f"a {type(value).__name__}"

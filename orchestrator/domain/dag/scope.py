@@ -55,7 +55,7 @@ class EvaluationBudget:
         """Charge work in advance."""
         self.spent += units
         if self.spent - self._began > MAX_WORK:
-            raise TooMuch("it takes too much work: it goes through too many values, or through some too often")
+            raise TooMuch("it takes too much work: it reads too many values, or some values too often")
 
     def copy(self, length: int) -> None:
         """Charge copying or searching `length` characters or items."""
@@ -147,13 +147,13 @@ class Scope(dict[str, Any]):
         if self.stored and not self.stored.isdisjoint(roots):
             raise ExpressionError(
                 f"{what}: {', '.join(sorted(self.stored & roots))} is large and in the payload store, which the "
-                f"scheduler does not read. Pass the value on as a whole, let a step make what is asked here a result "
-                f"of its own, or raise the setting inline_payload."
+                f"scheduler does not read. Pass the value on unchanged, have a step return the needed part as its own "
+                f"result, or raise the setting inline_payload."
             )
         if self.sealed and not self.sealed.isdisjoint(roots):
             raise ExpressionError(
                 f"{what}: {', '.join(sorted(self.sealed & roots))} is sealed, and the scheduler has no data key to "
-                f"look into it. Give it the setting data_keys, or only pass the value on as a whole."
+                f"read it. Set data_keys for the scheduler, or only pass the value on unchanged."
             )
 
     def extended(self, more: Mapping[str, Any]) -> Scope:

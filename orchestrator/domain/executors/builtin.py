@@ -115,7 +115,7 @@ def read_answer(status: int, body: bytes, who: str) -> Any | Broken:
         excerpt = body[:200].decode("utf-8", "replace")
         return Broken(
             "BadAnswer",
-            f"{who} answered with something else than an object with `result` and `error`: {excerpt!r}.",
+            f"{who} did not answer with an object with `result` and `error`: {excerpt!r}.",
         )
     return data["result"]
 
@@ -210,9 +210,9 @@ class Process(ExecutorOptions, frozen=True, kw_only=True):
         if not program or len(program) > 200 or "*" in program or ".." in program.split("/"):
             return [("command", "expected a program of 1 to 200 characters, without * and .., as its first word.")]
         if unnamed := [name for name in self.env if not name or "=" in name]:
-            return [("env", f"{unnamed[0]!r} cannot be the name of a variable here.")]
+            return [("env", f"{unnamed[0]!r} cannot be set as a variable here.")]
         if loading := [name for name in self.env if name.startswith(("LD_", "DYLD_"))]:
-            return [("env", f"{loading[0]} would have the program run something else, and is not given on.")]
+            return [("env", f"{loading[0]} could make the program run different code, so it cannot be set.")]
         if self.cwd is not None and not self.cwd.startswith("/"):
             return [("cwd", f"expected a path from the root, such as /srv/jobs, found {self.cwd!r}.")]
         return []

@@ -190,7 +190,8 @@ def strict_json(value: Any, what: str) -> bytes:
             path, number = non_finite
             at = f" at `{path}`" if path else ""
             raise PayloadError(
-                f"{what} goes out as JSON, which has no NaN and no infinity; found {number!r}{at}. Give null or a text."
+                f"{what} is sent as JSON, which has no NaN and no infinity; found {number!r}{at}. Pass null or a "
+                f"string."
             )
     return data
 

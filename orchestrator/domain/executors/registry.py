@@ -54,7 +54,7 @@ def plugin_of(name: str) -> ExecutorPlugin | None:
     loaded = load(point, "Executor", "a class with `options`, a subclass of ExecutorOptions, or an ExecutorPlugin")
     plugin = loaded if isinstance(loaded, ExecutorPlugin) else _of_class(loaded)
     if plugin is None or plugin.options.executor != name:
-        flaw = "has no `options`" if plugin is None else f"says that it is called {plugin.options.executor!r}"
+        flaw = "has no `options`" if plugin is None else f"gives its name as {plugin.options.executor!r}"
         raise ConfigurationError(f"Executor {name!r}: the entry point {point.value!r} {flaw}. Give both the same name.")
     return plugin
 

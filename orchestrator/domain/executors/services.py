@@ -56,7 +56,7 @@ def address_problem(url: str) -> str | None:
     if parts.query or parts.fragment:
         return "`/exec/<service>` is appended to it, so nothing can follow the path"
     if not url.isascii() or not url.isprintable() or " " in url:
-        return "expected letters, digits and signs of ASCII only"
+        return "expected ASCII letters, digits and punctuation only"
     return None
 
 

@@ -98,10 +98,10 @@ def signals_among(kinds: Iterable[Sequence[str]]) -> frozenset[str] | None:
 
 
 def unknown_signal(workflow: str, name: str, signals: Collection[str]) -> str:
-    """Return the message that a workflow takes no signal of this name."""
+    """Return the message that a workflow has no handler for a signal."""
     return (
-        f"Workflow {workflow!r} takes no signal {name!r:.100}.{did_you_mean(name, sorted(signals))} It takes: "
-        f"{', '.join(sorted(signals)) or 'none'}. Nothing was sent."
+        f"Workflow {workflow!r} has no handler for signal {name!r:.100}.{did_you_mean(name, sorted(signals))} It "
+        f"handles: {', '.join(sorted(signals)) or 'none'}. Nothing was sent."
     )
 
 

@@ -35,7 +35,7 @@ from orchestrator.errors import ExpressionError, did_you_mean
 KINDS: tuple[str, ...] = get_args(Kind)
 MAX_NODES = 10_000
 """Nodes of a flow including its subflows, at most: the leader reads all of them."""
-TOO_MANY = f"more than {MAX_NODES:,} nodes, with those of the flows in its nodes; at most so many are allowed."
+TOO_MANY = f"more than {MAX_NODES:,} nodes, including those of its subflows; no more are allowed."
 DEEPEST = 20
 """Levels of nested flows, at most."""
 MAX_KEY_LENGTH = 128
@@ -79,7 +79,7 @@ def _problems(plain: Any, known: KnownNames, *, path: Path = (), depth: int = 0)
         yield Problem((*path, "nodes"), TOO_MANY)
         return
     if depth > DEEPEST:
-        yield Problem(path, f"flows stand in each other's nodes at most {DEEPEST} levels deep.")
+        yield Problem(path, f"subflows can be nested at most {DEEPEST} levels deep.")
         return
     for key, node in nodes.items():
         at = (*path, "nodes", key)
@@ -87,11 +87,11 @@ def _problems(plain: Any, known: KnownNames, *, path: Path = (), depth: int = 0)
             yield Problem(at, f"node {key!r} is a mapping with a kind; found {for_message(node)}.")
         else:
             if not 1 <= len(str(key)) <= MAX_KEY_LENGTH or "/" in str(key):
-                reason = f"its key is a text of 1 to {MAX_KEY_LENGTH} characters without `/`."
+                reason = f"its key must be a string of 1 to {MAX_KEY_LENGTH} characters without `/`."
                 yield Problem(at, f"a node cannot be called {for_message(key)}: {reason}")
             elif _path_size(at) > _MAX_PATH_SIZE:
-                reason = f"have {_path_size(at):,} bytes together, and at most {_MAX_PATH_SIZE:,} are allowed."
-                yield Problem(at, f"node {key!r}: its key and those of the nodes in whose subflows it stands {reason}")
+                reason = f"have {_path_size(at):,} bytes together; at most {_MAX_PATH_SIZE:,} are allowed."
+                yield Problem(at, f"node {key!r}: its key and those of the nodes above it {reason}")
             name = f"{key!r:.140}"
             yield from (
                 Problem(problem.path, f"node {name}: {problem.message}") for problem in _node(node, known, at, depth)
@@ -199,7 +199,7 @@ def _items(value: Any) -> list[tuple[str, Any]]:
 
 def _path(text: Any, path: Path, *, within: str = "", is_result: bool = False) -> Iterator[Problem]:
     if not isinstance(text, str):
-        yield Problem(path, f"a path is a text, such as $shared.name; found {for_message(text)}.")
+        yield Problem(path, f"a path must be a string, such as $shared.name; found {for_message(text)}.")
         return
     try:
         parsed = parse(text)
@@ -208,12 +208,12 @@ def _path(text: Any, path: Path, *, within: str = "", is_result: bool = False) -
         return
     is_written = within in ("output_key", "output_map") and not is_result
     if is_written and parsed.root == "shared" and parsed.parts and isinstance(parsed.parts[0], int):
-        yield Problem(path, f"{text!r} cannot be written: the shared state is a mapping, and has names, no items.")
+        yield Problem(path, f"{text!r} cannot be written: the shared state is a mapping with names, not a list.")
         return
     if not within or not text.startswith("$"):
         return
     if within == "action_key" or is_result:
-        yield Problem(path, f"{text!r} cannot exist there: expected the name of a part of the result.")
+        yield Problem(path, f"{text!r} cannot occur there: expected the name of a part of the result.")
     elif parsed.root != "shared" or not parsed.parts:
         yield Problem(path, f"{text!r} cannot be written: only keys of the shared state can, such as $shared.name.")
 

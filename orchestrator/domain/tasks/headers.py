@@ -32,16 +32,20 @@ def headers_of_start() -> str | None:
 def check_headers(headers: object) -> dict[str, str]:
     """Return the headers as a dict, or raise InvalidTask."""
     if not isinstance(headers, Mapping):
-        raise InvalidTask(f'Headers: expected texts by name, such as {{"tenant": "acme"}}, found {headers!r:.200}.')
+        raise InvalidTask(
+            f'Headers: expected a mapping of names to strings, such as {{"tenant": "acme"}}, found {headers!r:.200}.'
+        )
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidTask(f"Headers: expected a text under a name, found {value!r:.100} under {name!r:.100}.")
+            raise InvalidTask(f"Headers: expected a string as value, found {value!r:.100} under {name!r:.100}.")
         if not name or "\0" in name + value or not _is_encodable(name + value):
-            raise InvalidTask(f"Header {name!r:.100}: a header has a name, and no text that UTF-8 or Postgres lacks.")
+            raise InvalidTask(
+                f"Header {name!r:.100}: a header needs a name, and strings that UTF-8 and Postgres can store."
+            )
     size = len(msgspec.json.encode(headers))
     if size > MAX_BYTES:
         raise InvalidTask(
-            f"Headers: {size:,} bytes as JSON, and at most {MAX_BYTES:,} are allowed. The largest is "
+            f"Headers: {size:,} bytes as JSON; at most {MAX_BYTES:,} are allowed. The largest is "
             f"{max(headers, key=lambda name: len(headers[name]))!r:.100}. Pass data as arguments, or a reference to it."
         )
     return dict(headers)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 NO_LEADER = (
-    "No scheduler leads, so nothing moves. Start one: orchestrator scheduler; if one runs, it has not renewed its "
-    "lease, and its log says what keeps it, such as a Redis that hangs"
+    "No scheduler leads, so no task starts. Start one: orchestrator scheduler; if one is running, it has not renewed "
+    "its lease, and its log says why (for example, Redis hangs)"
 )
-UNHEARD = "The scheduler does not hear the workers; its log says what keeps it, such as a Redis that hangs"
-NONE_CAN_LEAD = "No scheduler leads, so nothing moves: those that run cannot use Postgres."
+UNHEARD = "The scheduler receives nothing from the workers; its log says why (for example, Redis hangs)"
+NONE_CAN_LEAD = "No scheduler leads, so no task starts: the running schedulers cannot use Postgres."
 
 
 def no_leader(shard: int) -> str:
@@ -17,8 +17,8 @@ def no_leader(shard: int) -> str:
     if not shard:
         return NO_LEADER
     return (
-        f"No scheduler leads shard {shard}, so nothing moves there. Start one with setting shards above {shard}; if "
-        f"one runs with that, its log says what keeps it from renewing its lease"
+        f"No scheduler leads shard {shard}, so no task starts there. Start one with setting shards above {shard}; if "
+        f"one is running with that setting, its log says why it cannot renew its lease"
     )
 
 
@@ -30,9 +30,8 @@ def is_without_leader(messages: Iterable[str]) -> bool:
 def no_worker(queue: str) -> str:
     """Return the message that no worker serves a queue."""
     return (
-        f"Queue {queue!r} has ready tasks and no live worker. Start one: "
-        f"orchestrator worker --app module:app --queues {queue}; if one runs, its log says whether its application "
-        f"can be loaded"
+        f"Queue {queue!r} has ready tasks and no live worker. Start one: orchestrator worker --app module:app --queues "
+        f"{queue}; if one is running, its log says whether its application could be loaded"
     )
 
 
@@ -44,7 +43,7 @@ def unknown_task(queue: str, what: str) -> str:
 def no_database(queue: str, what: str) -> str:
     """Return the message that the workers of a queue lack the database for `what`."""
     return (
-        f"No live worker of queue {queue!r} was given the database, which ctx.transaction() needs in {what}. "
+        f"No live worker of queue {queue!r} has the database, which ctx.transaction() needs in {what}. "
         f"Start one: orchestrator worker --app module:app --queues {queue} --database"
     )
 
@@ -87,19 +86,19 @@ def no_executor(queue: str, what: str, wants: str) -> str:
     executor, _, need = wants.partition(" ")
     start = f"Start one: orchestrator worker --app module:app --queues {queue}"
     if executor == "process":
-        lacks, advice = f"may run {need!r}, or has it", f"{start} --allow-command {need}"
+        lacks, advice = f"is allowed to run {need!r} and has it installed", f"{start} --allow-command {need}"
     elif executor == "kubernetes":
         cluster = f"knows the context {need!r} of a kubeconfig" if need else "knows a cluster"
-        lacks, advice = cluster, f"{start}, in a Pod that has an account, or with KUBECONFIG in its environment"
+        lacks, advice = cluster, f"{start}, in a Pod with a service account, or with KUBECONFIG in its environment"
     elif executor == "cloud_run":
-        lacks = "has an account of Google Cloud"
-        advice = f"{start}, on a machine of theirs, or with GOOGLE_APPLICATION_CREDENTIALS in its environment"
+        lacks = "has a Google Cloud account"
+        advice = f"{start}, on a Google Cloud machine, or with GOOGLE_APPLICATION_CREDENTIALS in its environment"
     elif need:
-        lacks = f"was given an address in the variable {need}"
+        lacks = f"has an address in the variable {need}"
         advice = f"{start}, with {need} in its environment, and the package that the executor needs"
     else:
         lacks, advice = "has it", f"{start}, which has the executor {executor}"
-    return f"Executor {executor!r} does {what}, and no live worker of queue {queue!r} {lacks}. {advice}"
+    return f"Executor {executor!r} runs {what}, and no live worker of queue {queue!r} {lacks}. {advice}"
 
 
 def hold_for_executor(wants: str) -> str:
@@ -133,12 +132,12 @@ def workflow_as_task(name: str, kind: str | None) -> str | None:
         return None
     what, path, command = _WORKFLOWS[kind]
     routes = f"POST /api/v1/{path}/{name}/runs or `orchestrator {command} start {name}`"
-    return f"{name!r} is {what}, and no task. Start a run of it instead: {routes}."
+    return f"{name!r} is {what}, not a task. Start a run of it instead: {routes}."
 
 
 def unregistered(name: str) -> str:
     """Return the message for a caller that enqueues a task that no live worker knows."""
     return (
-        f"No live worker has registered a task {name!r}. It waits for one, and fails once workers of its queue have "
-        f"run for the time of the setting unknown_task_timeout without it."
+        f"No live worker has registered a task {name!r}. It waits for such a worker, and fails if the workers of its "
+        f"queue run without one for the time of the setting unknown_task_timeout."
     )

@@ -126,7 +126,7 @@ FIRST_PAUSE, MAX_PAUSE = 60.0, 3600.0
 
 
 def pause_after_loss(times: int) -> float:
-    """Return the seconds before the next retry of a run that is stuck because its processes died `times` times."""
+    """Return the seconds before a stuck run is retried. `times`: the deaths of its processes beyond the limit."""
     return min(FIRST_PAUSE * 2.0 ** min(times, 16), MAX_PAUSE)
 
 

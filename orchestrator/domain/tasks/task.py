@@ -330,7 +330,7 @@ class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
-    """The attempt's process died, as its parent reports, or was silent for too long, as the leader finds."""
+    """The attempt's process died or was killed, as its parent reports, or was silent too long, as the leader finds."""
 
     id: bytes
     attempt: int

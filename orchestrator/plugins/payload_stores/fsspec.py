@@ -24,7 +24,7 @@ class Bucket:
         except ImportError as error:
             raise ConfigurationError(
                 f"Setting payload_store: {self.place} needs the package fsspec. Install it: pip install "
-                f"'durable-orchestrator[payloads]', and what fsspec wants for it: s3fs for s3://, gcsfs for gs://"
+                f"'durable-orchestrator[payloads]', and the fsspec package for it: s3fs for s3://, gcsfs for gs://"
             ) from error
         try:
             self._files, root = url_to_fs(url)

@@ -163,8 +163,8 @@ def _append_last(
 _OUTDATED = Violation(
     0,
     "WorkerOutdated",
-    "A worker of the previous release cannot replay this history, in which the end of the code was refused because of "
-    "messages that it had not seen. Update the workers.",
+    "A worker of the previous release cannot replay this history, in which the end of the run was refused because of "
+    "unseen messages. Update the workers.",
 )
 
 

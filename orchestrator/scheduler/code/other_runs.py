@@ -116,11 +116,13 @@ def _send_queries(tx: Transaction, code: CodeRuns, sent: Sequence[tuple[bytes, S
         run = found.get(target, b"")
         assert query.id is not None
         if run in elsewhere:
-            refusal = wrong_state("query", target, "it is in another shard, and to ask that needs one shard for now")
+            refusal = wrong_state(
+                "query", target, "it is in another shard; requests between shards are not supported yet"
+            )
         elif run not in outcomes:
             refusal = not_found(target)
         elif run not in of_code:
-            refusal = wrong_state("query", target, "it is no run of a workflow as code")
+            refusal = wrong_state("query", target, "it is not a run of a workflow as code")
         else:
             code.queries.askers[query.id] = sender
             forwarded.append((run, Query(query.id, query.name.removeprefix(QUERY), query.value)))
@@ -145,7 +147,7 @@ def _refusal(target: Target, outcome: CodeRunOutcome | None, name: str) -> TaskE
     if outcome.status in ENDED_RUN_STATES:
         is_done = name == CANCEL and outcome.status == RunState.CANCELLED
         return None if is_done else has_ended(verb, target, outcome.status)
-    return None if name == CANCEL else wrong_state(verb, target, "it is no run of a workflow as code")
+    return None if name == CANCEL else wrong_state(verb, target, "it is not a run of a workflow as code")
 
 
 def _warn(run: bytes, name: str, refused: str | None) -> None:
@@ -217,7 +219,7 @@ def _open(tx: Transaction, waits: Sequence[NewPromise]) -> list[NewPromise]:
         if end is not None and end.status in ENDED_RUN_STATES:
             facts[wait.run].append(settled(wait.id, failure(end.status, end.error), end.result or ENCODED_NONE))
         elif run in elsewhere:
-            why = "it is in another shard, and to wait for that needs one shard for now"
+            why = "it is in another shard; waiting for a run in another shard is not supported yet"
             facts[wait.run].append(settled(wait.id, wrong_state("wait for", target, why)))
         elif end is not None or (run != target.run and not target.key):  # a reset run: the next begins soon
             remaining.append(wait._replace(name=Target(run).wait))

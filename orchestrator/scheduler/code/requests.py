@@ -236,7 +236,7 @@ def _resolution(item: Request) -> Resolution:
 def _settled(run: bytes, name: str) -> TaskError:
     return TaskError(
         "WrongState",
-        f"No promise {name!r} is open in run {to_text(run)}: it was resolved, rejected or given up before.",
+        f"No promise {name!r} is open in run {to_text(run)}: it was resolved, rejected or abandoned before.",
     )
 
 
@@ -256,7 +256,7 @@ def update(tx: Transaction, items: Sequence[Request]) -> None:
 
 
 def _came_late(run: bytes, update: str) -> TaskError:
-    text = f"Run {to_text(run)} ended before update {update!r} reached it: send it again to a run that is open."
+    text = f"Run {to_text(run)} ended before update {update!r} reached it: send the update to an open run."
     return TaskError("WrongState", text, data=msgspec.json.encode(TOO_LATE).decode())
 
 

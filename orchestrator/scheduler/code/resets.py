@@ -116,8 +116,8 @@ def _refusal(run: bytes, last: bytes, heads: Mapping[bytes, ResetRun]) -> TaskEr
     if last != run and last in heads and heads[last].open:
         return TaskError(
             "WrongState",
-            f"Run {to_text(run)} went on as run {to_text(last)}, which is open: reset that. Somebody has reset it, "
-            f"or its code has continued as a new run.",
+            f"Run {to_text(run)} continued as run {to_text(last)}, which is open: reset that one. The run was reset "
+            f"before, or its code continued as a new run.",
         )
     return None
 
@@ -213,7 +213,7 @@ def _hand_over_children(
     for handover in handovers:
         child = found.get(handover.successor_child)
         if child is None:
-            gone = TaskError("NotFound", "The child was forgotten, or another run waits for it by now.")
+            gone = TaskError("NotFound", "The child was pruned, or a different run waits for it.")
             facts[handover.successor].append(history.ChildFailed(handover.successor_child, gone))
         elif child.task_state is not None:
             turn_task = TurnTaskEnd(child.id, child.task_state, child.result, child.error)

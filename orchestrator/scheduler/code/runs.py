@@ -118,7 +118,7 @@ class CodeRuns(RunKind):
         refused: list[PromiseAnswer] = []
         for run, query in requested:
             if run not in found:
-                problem = "it has not begun" if states.get(run) == RunState.PENDING else "it is stuck"
+                problem = "it has not started" if states.get(run) == RunState.PENDING else "it is stuck"
             elif found[run].size > PAGE:
                 problem = f"it has ended, and its history has {found[run].size:,} bytes: at most {PAGE:,} are replayed"
             elif not (events := seen_events(read.get(run) or found[run].events or [])):
@@ -127,7 +127,7 @@ class CodeRuns(RunKind):
                 if budget.delivery(found[run].size) is Delivery.MESSAGE:
                     self._send_replay(tx, found[run], events, query)
                 continue
-            error = TaskError("WrongState", f"Run {to_text(run)} cannot be asked: {problem}.")
+            error = TaskError("WrongState", f"Run {to_text(run)} cannot be queried: {problem}.")
             refused.append(PromiseAnswer(query.id, None, error))
         self.answer(tx, refused)
 
@@ -176,7 +176,7 @@ class CodeRuns(RunKind):
                 continue
             is_replay = report.id in self._replays
             queries = [report.id] if is_replay else self.queries.lost(tx.result, report.id, report.attempt)
-            why = f"The process that answered this query died, and ran nothing else: {report.reason or 'killed'}."
+            why = f"The process that answered this query died; it ran only the query: {report.reason or 'killed'}."
             answers += [PromiseAnswer(query, None, TaskError("WorkerLost", why, phase="failed")) for query in queries]
         self.answer(tx, answers)
 

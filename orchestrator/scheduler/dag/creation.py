@@ -33,7 +33,7 @@ from orchestrator.store.runs import cancels as run_retries
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import revival
 
-_GONE = "what it had come to is no longer kept: start the run over"
+_GONE = "its earlier results are no longer kept: start a new run"
 
 
 def retry_plan(tx: Transaction, run: bytes, plan: Plan, limit: int) -> bool:
@@ -205,8 +205,8 @@ class StepCreation:
             params_given = child_params(params_given)
         elif any(as_reference(value) is not None for value in params_given.values()):
             raise InvalidWorkflow(
-                f"Step {step.name!r}: a parameter of workflow {workflow!r} is large and in the payload store, and "
-                f"parameters stand in the row of a run. Pass it to a task, or let that workflow make it itself."
+                f"Step {step.name!r}: a parameter of workflow {workflow!r} is large and in the payload store, but "
+                f"parameters are stored in the row of a run. Pass it to a task, or have that workflow compute it."
             )
         params = resolve_params(stored.definition, params_given, tx.now)
         if run.depth >= self._nesting.depth:

@@ -156,8 +156,8 @@ class Outputs:
                     number = _values(run, other)
                     if number > rooms[run.id]:
                         found.names[run.id].unreadable[key[1]] = (
-                            f"it has {number:,} values, and {_MAX_OUTPUTS:,} are the most that one step can read. "
-                            f"Let its tasks keep their results elsewhere, or combine them in several steps"
+                            f"it has {number:,} values, and {_MAX_OUTPUTS:,} is the most that one step can read. Let "
+                            f"its tasks keep their results elsewhere, or combine them in several steps"
                         )
                         continue
                     rooms[run.id] -= number

@@ -167,7 +167,7 @@ class Dags(PlannedRuns[DagRun]):
         compiled = self._compiled.get((name, version))
         if compiled is None:
             stored = workflows.read(tx.connection, name, version)
-            assert stored is not None, f"the definition of {name} version {version} is gone"
+            assert stored is not None, f"the definition of {name} version {version} was deleted"
             compiled = Compiled(stored.definition)
             self._compiled.put((name, version), compiled, 1 + len(compiled.graph.steps))
         return compiled

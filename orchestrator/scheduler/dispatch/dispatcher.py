@@ -3,7 +3,7 @@
 Each claimed task is sent to any worker of its queue, sent to one particular worker, or put back:
 
     it runs in an executor                sent to a worker that has the executor; put back if none has, or none has room
-    its queue has no free slot            put back: executions and other tasks share one queue
+    its queue has no free slot            put back: a claim for executions may also fetch tasks that need slots
     no worker can read its input          held until a worker with the payload store appears
     no worker knows it                    held as `unknown`, together with other tasks of its name
     only some workers know it             sent to one of them; held as `crowded` if they have no room
@@ -305,7 +305,7 @@ class Dispatcher(CommitHooks):
             self._hold_unknown(claim, unknown)
 
     def _settle(self, claim: _Claim, found: Sequence[Claimed]) -> None:
-        """Store the tasks that are put back, and spend the rates of queues."""
+        """Store the tasks that are put back, and charge the rate limits of queues."""
         tx = claim.tx
         if claim.back:
             transitions.requeue(tx.connection, list(claim.back.values()), tx.now)

@@ -138,7 +138,7 @@ class Windows:
         return allowed
 
     def weigh(self, sizes: Iterable[tuple[str, int]], together: int) -> None:
-        """Learn the mean payload sizes of queues, if large ones occur."""
+        """Update the mean payload sizes of queues, if large ones occur. `together`: the total size in bytes."""
         if not self._sizes and together < _MAX_DATA // 4:
             return
         total: Counter[str] = Counter()

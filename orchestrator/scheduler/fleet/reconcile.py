@@ -11,11 +11,13 @@ end, and only then the verdict. The guards of the transitions make it harmless f
                                             a turn is returned only if the worker can be kept from receiving it, and
                                             if the worker is gone or another one that knows the task has a free slot
     message received by a live worker,
-      not listed for a whole TTL            the answer to the worker's read was lost: return it at no cost
+      not listed for a whole TTL            the answer to the worker's read was lost: return it at no cost,
+                                            or as a loss if its task limits its starts
     message received by a dead worker       a loss: dispatch again, alone
     no message, running on a dead worker    a loss: dispatch again, alone
     no message and no holder for a
-      whole TTL                             the message was lost: return it at no cost
+      whole TTL                             the message was lost: return it at no cost,
+                                            or as a loss if its task limits its starts
 
 A heartbeat may be older than the message that its worker has just received. After a whole TTL no such heartbeat can
 arrive anymore; two checks within moments would prove nothing.
@@ -52,7 +54,7 @@ from orchestrator.transport.leader.streams import LeaderStreams
 _MINIMUM_AGE = 1.0
 """Seconds since the dispatch before a task is suspected, so that the streams of a fast queue are never read."""
 _UNRECEIVED_AFTER = 2.0
-"""Seconds that the worker with a workflow in memory has to receive a message before any worker may take it."""
+"""Seconds that a worker has to receive a message that was sent only to it, before the task is returned."""
 
 
 @dataclass

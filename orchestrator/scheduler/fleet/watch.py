@@ -137,7 +137,7 @@ class FleetWatch(CommitHooks):
         return found
 
     def note_stopped(self, stopped: Sequence[str]) -> None:
-        """Record workers that ended in good order, for display."""
+        """Record workers that shut down cleanly, for display."""
         self._stopped += stopped
 
     def record(self, tx: Transaction) -> None:

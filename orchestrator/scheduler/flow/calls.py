@@ -129,7 +129,7 @@ def _executor(kind: str, name: str, call: Call) -> ExecutorCall:
     try:
         found = call_from(kind, options_given)
     except msgspec.ValidationError as error:
-        raise CannotCall(f"Executor {kind!r} cannot be told that: {error}.") from error
+        raise CannotCall(f"Executor {kind!r} cannot take these options: {error}.") from error
     options = built_in(kind)
     for option, problem in option_problems(options, found.options) if options is not None else ():
         raise CannotCall(f"Executor {kind!r}, option {option!r}: {problem}")

@@ -186,7 +186,7 @@ class Flows(PlannedRuns[FlowRun]):
             data = _encode(tx, state)
         except REFUSALS as error:
             node = f"Node {cursor!r}: " if cursor else ""
-            reason = f"{node}What the run would have to remember cannot be kept: {error}."
+            reason = f"{node}The state of the run cannot be stored: {error}."
             return self._abort(tx, compiled, run, events, reason)
         limit = _MAX_STATE_PAYLOADS * self._max_payload
         if len(data) > limit:
@@ -196,8 +196,8 @@ class Flows(PlannedRuns[FlowRun]):
                 compiled,
                 run,
                 events,
-                f"{node}The run would have to remember {len(data):,} bytes in its shared state and of its open node, "
-                f"and at most {limit:,} are allowed. Let nodes give references to large data, or raise the setting "
+                f"{node}The run would have to remember {len(data):,} bytes for its shared state and its open node; at "
+                f"most {limit:,} are allowed. Have nodes return references to large data, or raise the setting "
                 f"max_payload, of which that is {_MAX_STATE_PAYLOADS} times as much.",
             )
         self._keep(run, state, data)
@@ -316,8 +316,8 @@ def _count_begin(event: Event, state: FlowState, delta: Delta) -> None:
 
 
 _STORED = (
-    "The result is large and in the payload store, which the scheduler does not read, and a flow keeps results in its "
-    "shared state. Return less, or raise the setting inline_payload."
+    "The result is large and in the payload store, which the scheduler does not read, but a flow keeps results in its "
+    "shared state. Return less data, or raise the setting inline_payload."
 )
 
 

@@ -199,7 +199,7 @@ class Runs:
             return False
         step = tx.budget.at_fault.get(run)
         where = "" if step is None else f" It was at {step}."
-        error = TooSlow(f"Planning it takes longer than everybody else can wait.{where}")
+        error = TooSlow(f"Planning it takes too long; other runs would have to wait.{where}")
         self.backlog.set_aside(tx, (run, changes), error)
         tx.budget.resolved.add(run)
         return True

@@ -176,7 +176,7 @@ class Backlog(CommitHooks):
         reason |= {"release": orchestrator.__version__}
         trace = "".join(traceback.format_exception(error))
         log.error(
-            "run.stuck run=%s error=%s: nobody waits for this run", to_text(run), trace, extra=run_log_fields(run)
+            "run.stuck run=%s error=%s: other runs are not affected", to_text(run), trace, extra=run_log_fields(run)
         )
         stuck.set_aside(tx.connection, [(run, msgspec.json.encode(reason).decode().replace("\\u0000", " "))])
         self._update(wait=[run])

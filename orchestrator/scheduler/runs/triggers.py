@@ -225,7 +225,7 @@ class Triggers:
             trigger_id = listener.name(event)
             if trigger_id in tx.budget.refused:
                 tx.budget.resolved.add(trigger_id)
-                _warn(event, listener, "asking it takes longer than everybody else can wait")
+                _warn(event, listener, "evaluating it takes too long; other work would have to wait")
                 continue
             with tx.budget.charging([trigger_id]):
                 run = self._start(tx, listener, event)

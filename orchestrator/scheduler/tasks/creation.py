@@ -109,7 +109,7 @@ def _endings_of(executions: Sequence[details.Execution]) -> list[NewTask]:
 def log_failed(tx: Transaction, errors: Mapping[bytes, TaskError]) -> None:
     """Log tasks that failed without a worker to report the failure, in one line."""
     for task, error in errors.items():
-        others = f", and {len(errors) - 1:,} others likewise" if len(errors) > 1 else ""
+        others = f", and {len(errors) - 1:,} more tasks" if len(errors) > 1 else ""
         extra = {"task_id": to_text(task), "task_name": results.name_of(tx.connection, task)}
         log.error("task.failed error=%s: %s%s", error.kind, error.message, others, extra=extra)
         return

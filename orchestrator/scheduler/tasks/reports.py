@@ -322,7 +322,7 @@ def _decide(
 def watcher_lost(report: Lost) -> TaskError:
     """Describe the loss of a worker that watched an execution."""
     reason = f"was not heard from for {report.unheard:.1f} s" if report.unheard else f"died: {_died_of(report)}"
-    return TaskError("WorkerLost", f"The worker that watched this execution {reason}. Another goes on watching it.")
+    return TaskError("WorkerLost", f"The worker that watched this execution {reason}. Another worker watches it now.")
 
 
 def lost_error(report: Lost, policy: Policy, before: EarlierAttempts, limit: int, options: TaskOptions) -> TaskError:
@@ -335,23 +335,22 @@ def lost_error(report: Lost, policy: Policy, before: EarlierAttempts, limit: int
     else:
         cause = f"The process that ran this attempt died: {_died_of(report)}"
     if options.on_loss == "fail":
-        consequence = "It is not started again (on_loss='fail'); it may have done all of its work, a part or nothing"
+        consequence = "It is not started again (on_loss='fail'); it may have done all, some or none of its work"
     elif options.max_starts is not None:
         consequence = (
-            f"It is started at most {options.max_starts} times (max_starts); this was time {before.starts + 1}"
+            f"It is started at most {options.max_starts} times (max_starts); this was start {before.starts + 1}"
         )
     elif report.alone:
         what_follows = "The run is stuck" if policy.is_turn_task else "The task fails"
         time = policy.losses + 1
-        consequence = f"It ran nothing else. {what_follows} when that has happened {limit} times; this was time {time}"
+        consequence = (
+            f"The process ran only this task. {what_follows} when that has happened {limit} times; so far: {time}"
+        )
     elif policy.is_turn_task:
-        consequence = "That need not be the fault of the run: its next turn has a process of its own"
+        consequence = "The run may not have caused it: its next turn gets a process of its own"
     else:
         death_limit, time = DEATHS_PER_LOSS * limit, before.deaths + 1
-        consequence = (
-            f"That need not be the task's fault: it fails when {death_limit} processes have ended so; "
-            f"this was number {time}"
-        )
+        consequence = f"The task may not have caused it: it fails after {death_limit} such deaths; so far: {time}"
     return TaskError("WorkerLost", f"{cause}. {consequence}.")
 
 
@@ -364,7 +363,7 @@ def _log_lost(unhappy: Sequence[tuple[str, Failed | Lost]], requeued: Sequence[M
     lost = {report.id: (worker, report) for worker, report in unhappy if isinstance(report, Lost) and not report.alone}
     counts: Counter[tuple[str, str]] = Counter()
     for worker, report in (lost[task.id] for task in requeued if task.id in lost):
-        reason = f"its parent says that its process died: {_died_of(report)}"
+        reason = f"its parent reports that its process died: {_died_of(report)}"
         counts[worker, f"not heard from for {report.unheard:.1f} s" if report.unheard else reason] += 1
     for (worker, why), count in counts.items():
         log.warning("worker.lost worker=%s reason=%r attempts=%d: its attempts run again", worker, why, count)

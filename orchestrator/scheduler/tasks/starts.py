@@ -107,7 +107,7 @@ def _params_of(start: StartSteps) -> Any:
     params = open_json(msgspec.json.decode(start.params))
     if isinstance(params, msgspec.msgpack.Ext):
         raise PayloadError(
-            f"The parameters of workflow {start.workflow!r} are sealed, and the scheduler has no data key for them "
+            f"The parameters of workflow {start.workflow!r} are sealed, but the scheduler has no data key for them "
             f"(setting data_keys)."
         )
     return params
@@ -155,8 +155,8 @@ def _holder(tx: Transaction, task: NewTask, start: StartCode) -> bytes:
             expectations.answer(tx.connection, [PromiseAnswer(run, holder[0])], tx.now)
     elif start.on_conflict != "return":
         raise Duplicate(
-            f"Workflow {start.started.workflow!r} has run {to_text(holder[0])} ({holder[1]}) under this id. "
-            f"Start with on_conflict='return' to have that one, or 'anew' to start another once it has ended.",
+            f"Workflow {start.started.workflow!r} has run {to_text(holder[0])} ({holder[1]}) under this id. Start with "
+            f"on_conflict='return' to get that run, or 'anew' to start a new one once it has ended.",
             to_text(holder[0]),
         )
     return holder[0]
@@ -169,8 +169,8 @@ def _open_elsewhere(tx: Transaction, shard: int, start: StartCode) -> bytes | No
         if start.signal is None and start.on_conflict == "return":
             return run
         raise Duplicate(
-            f"Run {to_text(run)} has this id, in another shard. From inside a task, only on_conflict='return' works "
-            f"then; more needs one shard for now, or a start from outside.",
+            f"Run {to_text(run)} has this id, in another shard. Inside a task, only on_conflict='return' works across "
+            f"shards; otherwise start the run from outside, or use one shard.",
             to_text(run),
         )
     return None

@@ -257,9 +257,9 @@ def find_same(connection: Connection, run: NewRun, given: Container[str]) -> byt
     ):
         return holder
     raise Duplicate(
-        f"Run {to_text(holder)} of workflow {run.workflow!r} was started under the key {run.key!r} with other "
-        f"parameters; this one was not started. A repeated start has the same parameters, and another one needs a key "
-        f"of its own.",
+        f"Run {to_text(holder)} of workflow {run.workflow!r} was started under the key {run.key!r} with different "
+        f"parameters; this run was not started. A repeated start must have the same parameters; a different start "
+        f"needs its own key.",
         to_text(holder),
     )
 

@@ -89,7 +89,9 @@ SELECT /* {table}.taken */ EXISTS (SELECT FROM orchestrator.{other} WHERE name =
         _LOCK(connection, name=name)
         if self._taken.one(connection, name=name):
             own, other = ("workflow", "flow") if self._table == "workflows" else ("flow", "workflow")
-            raise InvalidWorkflow(f"There is a {other} {name!r}. Runs are found by name: give the {own} another one.")
+            raise InvalidWorkflow(
+                f"There is a {other} {name!r}. Runs are found by name: give the {own} a different one."
+            )
 
 
 # -- workflows
@@ -201,7 +203,9 @@ def apply(connection: Connection, definition: Definition, condition: Condition =
     or if the condition on the newest version is not met.
     """
     if is_composed(definition.name):
-        raise InvalidWorkflow(f"Workflow {definition.name!r:.200}: names that begin with {PREFIX} are of compositions.")
+        raise InvalidWorkflow(
+            f"Workflow {definition.name!r:.200}: names that begin with {PREFIX} are reserved for compositions."
+        )
     _refuse_cycle(connection, definition)
     application = _store(connection, definition, condition)
     newest = latest(connection, definition.name)
@@ -218,7 +222,7 @@ def _refuse_cycle(connection: Connection, definition: Definition) -> None:
     cycle = find_cycle(definition, read_latest)
     if cycle is not None:
         raise InvalidWorkflow(
-            f"Every run of workflow {definition.name!r} would start another, without end: {' → '.join(cycle)}. Add a "
+            f"Every run of workflow {definition.name!r} would start another, forever: {' → '.join(cycle)}. Add a "
             f"when to one of the steps between them, or a filter to an `on`."
         )
 
@@ -239,8 +243,8 @@ def _store(connection: Connection, definition: Definition, condition: Condition)
     if existing is not None:
         if existing.hash != digest:
             raise InvalidWorkflow(
-                f"Workflow {definition.name!r} version {version} exists with another body. Versions never change: "
-                f"give it a new version, or leave `version` out to get one."
+                f"Workflow {definition.name!r} version {version} exists with a different body. Versions never change: "
+                f"give it a new version, or omit `version` to get one."
             )
         _RESTORE(connection, name=definition.name, version=version)
         return Application(version, created=False)

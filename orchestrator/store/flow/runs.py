@@ -111,7 +111,7 @@ def rerun_of(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
     params = read_params(source.params or "{}")
     if not isinstance(params, dict):
         raise WrongState(
-            f"Run {to_text(run)} cannot be run again: its parameters are sealed with a key that is not here."
+            f"Run {to_text(run)} cannot be rerun: its parameters are sealed with a data key that this process lacks."
         )
     plain = None if source.state is None else timezones.decode(bytes(source.state))
     initial = FlowState.from_plain(plain).initial if isinstance(plain, list) else None
@@ -349,8 +349,8 @@ def publish(
     if existing is not None:
         if existing.hash != digest:
             raise InvalidWorkflow(
-                f"Flow {name!r} version {version} exists with another body. Versions never change: publish it as "
-                f"another version, or leave the version out to get one."
+                f"Flow {name!r} version {version} exists with a different body. Versions never change: publish it as a "
+                f"new version, or omit the version to get one."
             )
         return Published(version, created=False)
     _ADD(

@@ -100,9 +100,9 @@ def attempts_of(connection: Connection, task: Row, error: ErrorView | None) -> l
 _MAX_RETURNED = 100
 """A longer gap between attempts is not a series of returned attempts but numbers that were skipped."""
 _RETURNED = (
-    "was dispatched, and handed back before it began: its worker stopped or had no room, or Redis lost the message"
+    "was dispatched, and handed back before it began: its worker stopped or had no free slot, or Redis lost the message"
 )
-_LEFT_OUT = "are left out: Postgres had lost commits, and attempts count from a higher number on"
+_LEFT_OUT = "do not exist: Postgres lost commits, and attempts continue from a higher number"
 
 
 def unbegun(attempts: Sequence[AttemptView], last: int) -> dict[int, str]:

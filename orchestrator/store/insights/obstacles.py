@@ -167,7 +167,7 @@ def _why(row: Row, queue: _Room, unled: Mapping[bytes, int]) -> str:
         (row.lane, "Its turn among the keys of the queue"),
         (queue.rate, f"The rate of the queue: {queue.rate:g} a second" if queue.rate else ""),
         (in_flight >= queue.slots, f"No capacity: the workers have {queue.slots} slots"),
-        (row.hold, "No capacity: the workers that know it are busy"),
+        (row.hold, "No capacity: the workers that know the task are busy"),
     )
     return _obstacle(row) or next((reason for holds, reason in reasons if holds), "Its turn")
 

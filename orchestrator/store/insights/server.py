@@ -112,9 +112,9 @@ def misplaced_tables(url: str, namespace: str) -> str | None:
     if schema != namespace:
         return None
     return (
-        f"what the role {role} creates without naming a schema, your own tables too, goes into the schema "
-        f"{schema}, among ours: its search_path leads there first, as that of a role does which is named like the "
-        f'schema. Tell it otherwise: ALTER ROLE "{role}" SET search_path = public'
+        f"the role {role} has {schema} first in its search_path (the default, as they have the same name), so tables "
+        f"that your application creates without a schema would land among ours. To change that: "
+        f'ALTER ROLE "{role}" SET search_path = public'
     )
 
 

@@ -103,16 +103,16 @@ def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey, with
         if is_over:
             _FREE_EXPIRED(connection, key=unique.key)
         elif within and not (_QUEUE.first(connection, id=holder) or "").startswith(within):
-            raise Duplicate(f"A task of another queue has the key {key!r}; this one was not enqueued.", "")
+            raise Duplicate(f"A task of a different queue has the key {key!r}; this task was not enqueued.", "")
         elif unique.on_duplicate == "raise":
-            raise Duplicate(f"Task {holder} already has the key {key!r}; this one was not enqueued.", holder)
+            raise Duplicate(f"Task {holder} already has the key {key!r}; this task was not enqueued.", holder)
         elif unique.on_duplicate == "replace":
             if _replace(connection, holder, task):
                 return UUID(holder).bytes
             if scope != "pending":
                 raise Duplicate(
-                    f"Task {holder} has the key {key!r} and waits no more, so its arguments cannot be replaced; "
-                    f"nothing was enqueued. With unique_for='pending' its key is free from the moment it starts.",
+                    f"Task {holder} has the key {key!r} and is no longer waiting, so its arguments cannot be replaced; "
+                    f"nothing was enqueued. With unique_for='pending' the key is free as soon as its task starts.",
                     holder,
                 )
             # The holder was pending when its key was read, and was claimed since then, which frees the key.
@@ -120,7 +120,7 @@ def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey, with
             raise Duplicate.other_call(key, holder, difference)
         else:
             return UUID(holder).bytes
-    raise OrchestratorError(f"The key {key!r} could not be had: other tasks take it and let it go all the time.")
+    raise OrchestratorError(f"The key {key!r} could not be acquired: other tasks keep taking and releasing it.")
 
 
 def holder(connection: Connection, key: str) -> bytes | None:
@@ -156,8 +156,8 @@ def check_batch(connection: Connection, tasks: Sequence[NewTask], created: Mappi
     if any(new) != all(new) or (new and not any(new) and _HOLDER.first(connection, key=beyond)):
         key = caller_key("", beyond).rpartition("/")[0]
         raise Duplicate(
-            f"Other tasks were enqueued under the key {key!r}; none of these was. A repeated call has the same tasks, "
-            f"and another one needs a key of its own."
+            f"Other tasks were enqueued under the key {key!r}; none of these was. A repeated call must have the same "
+            f"tasks, and a different call needs its own key."
         )
 
 

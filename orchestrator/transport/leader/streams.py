@@ -116,12 +116,12 @@ class Inbound(NamedTuple):
 
     @property
     def needs_full_check(self) -> bool:
-        """Return whether the nudges may be about more than ready tasks."""
+        """Return whether a full check is needed: the nudges may announce more than ready tasks."""
         return self.nudged and not self.only_tasks
 
 
 class LeaderStreams:
-    """The leader's calls to Redis. The calls of every tick are methods here, all others are in the parts."""
+    """The leader's calls to Redis: those of every tick; rarer ones are in `terms`, `queues`, `fleet` and `pages`."""
 
     def __init__(self, redis: Redis, keys: Keys, shared: Redis | None = None) -> None:
         """`shared` is the server with the keys shared by all shards, if it is another one."""

@@ -371,7 +371,7 @@ class WorkerMachine:
     def _spare(self, attempts: set[tuple[bytes, int]]) -> None:
         for job in list(self.child.waiting):
             if (job.dispatch.id, job.dispatch.attempt) in attempts:
-                self._hand_back(job, "others have room")
+                self._hand_back(job, "other workers have free slots")
 
     def _hand_back(self, job: Job, reason: str) -> None:
         self.child.waiting.remove(job)

@@ -179,7 +179,7 @@ def test_the_reason_names_the_error_and_its_place(begin: Callable[..., World]) -
     world.ask("item_name")
     stuck = world.run.stuck
     assert stuck is not None
-    assert stuck.message.startswith("Run end mismatch (event 4): the history has the code go on, and the code raises")
+    assert stuck.message.startswith("Run end mismatch (event 4): the history continues here, but the code raises")
     assert "WorkflowFailed: nobody buys this any more" in stuck.message
     assert "in raises_later" in stuck.difference
 

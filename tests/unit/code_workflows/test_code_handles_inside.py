@@ -132,7 +132,7 @@ def test_a_signal_that_a_class_does_not_take_is_refused() -> None:
     async def payer(ctx: WorkflowContext, to: str) -> str:
         for handle in (app.workflow_run(to), app.workflow_run(to, Closed.run)):
             handle.signal("pya", 7)  # which is logged
-            with pytest.raises(UnknownHandler, match="'closed' takes no signal 'pya'. Did you mean 'pay'"):
+            with pytest.raises(UnknownHandler, match="'closed' has no handler for signal 'pya'. Did you mean 'pay'"):
                 await handle.asignal("pya", 7)
         await app.workflow_run(to).asignal("pay", 7)
         return "paid"

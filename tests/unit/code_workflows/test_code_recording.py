@@ -164,8 +164,8 @@ def test_replay_notices_other_arguments(child: bool) -> None:
     what = "child 1 inner" if child else "task 1 fetch"
     with pytest.raises(DeterminismViolation) as found:
         replay(passing({"amount": 2}, child=child), passed({"amount": 1}, child=child))
-    assert str(found.value).startswith(f"Arguments mismatch at {what} (event 6): the code passes others")
-    assert found.value.difference.splitlines()[-2:] == [f"-{what}", f"+{what}, with other arguments"]
+    assert str(found.value).startswith(f"Arguments mismatch at {what} (event 6): the code passes different arguments")
+    assert found.value.difference.splitlines()[-2:] == [f"-{what}", f"+{what}, with different arguments"]
 
 
 def test_the_order_of_sets_and_mappings_makes_no_difference() -> None:
@@ -193,7 +193,7 @@ def test_replay_notices_code_that_ends_otherwise_or_not_at_all() -> None:
     async def waits(ctx: WorkflowContext, keys: list[str], blob: bytes) -> None:
         await ctx.promise("more")
 
-    with pytest.raises(DeterminismViolation, match="the history has the code go on, and the code raises .*: no"):
+    with pytest.raises(DeterminismViolation, match="the history continues here, but the code raises .*: no"):
         replay(changed(fails), recording())
     with pytest.raises(DeterminismViolation, match="RunCompleted and the code still waits for <Promise 'more'>"):
         replay(changed(waits), recording())

@@ -153,13 +153,13 @@ def test_only_some_events_can_be_reset_to() -> None:
         ]
         assert resets.allowed(events)[:4] == [1, 4, 5, 7]
         for to, message in (
-            (0, f"cannot be reset to event 0: its events have the numbers 1 to {last}."),
-            (last + 1, f"its events have the numbers 1 to {last}."),
-            (2, "amid what the code commanded at once, .* Reset it to event 1 or 4."),
+            (0, f"cannot be reset to event 0: its events are numbered 1 to {last}."),
+            (last + 1, f"its events are numbered 1 to {last}."),
+            (2, "inside a batch of commands, .* Reset it to event 1 or 4."),
             (3, "Reset it to event 1 or 4."),
             (6, "Reset it to event 5 or 7."),
-            (last, f"there the code ended it. The last one that it can be reset to is {last - 2}."),
-            (last - 1, f"there the code ended it. The last one that it can be reset to is {last - 2}."),
+            (last, f"the code ended the run there. The last event that it can be reset to is {last - 2}."),
+            (last - 1, f"the code ended the run there. The last event that it can be reset to is {last - 2}."),
         ):
             with pytest.raises(WrongState, match=message):
                 await run.reset(to)

@@ -189,8 +189,8 @@ def test_a_misspelt_signal_is_refused_before_it_is_sent() -> None:
     app.workflow(name="closed")(Closed)
     order = Closed.run
     handle: WorkflowHandle[Any] = WorkflowHandle(app._client, bytes(16), order._signature)
-    said = r"'closed' takes no signal 'pya'\. Did you mean 'pay'\? It takes: pay\. Nothing was sent"
-    with pytest.raises(UnknownHandler, match=r"takes no signal 'total'\. It takes: pay"):
+    said = r"'closed' has no handler for signal 'pya'\. Did you mean 'pay'\? It handles: pay\. Nothing was sent"
+    with pytest.raises(UnknownHandler, match=r"has no handler for signal 'total'\. It handles: pay"):
         handle.signal("total")
     for send in (
         lambda: handle.signal("pya", 5),
@@ -206,7 +206,7 @@ def test_a_misspelt_signal_is_refused_before_it_is_sent() -> None:
 
 def test_a_test_is_told_of_signals_too() -> None:
     async def play(run: TestedRun[int], _: WorkflowTest) -> None:
-        with pytest.raises(UnknownHandler, match="takes no signal 'pya'"):
+        with pytest.raises(UnknownHandler, match="has no handler for signal 'pya'"):
             await run.signal("pya", 5)
         await run.signal("pay", 5)
 

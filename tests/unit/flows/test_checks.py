@@ -51,7 +51,7 @@ FLAWS = [
         "start: a\nnodes:\n  a:\n    service: s\n    post: {output_key: '[0].x'}",
         "5: node 'a': '[0].x' cannot be written",
     ),
-    ("start: a\nnodes:\n  a:\n    service: s\n    post: {action_key: $shared.x}", "'$shared.x' cannot exist there"),
+    ("start: a\nnodes:\n  a:\n    service: s\n    post: {action_key: $shared.x}", "'$shared.x' cannot occur there"),
     (
         "start: a\nnodes:\n  a:\n    kind: choice\n    choice_cases:\n    - action: x\n      expr: {equals: [1, 2]}",
         "7: node 'a': case 0 (x): there is no operator 'equals'",
@@ -120,7 +120,7 @@ FLAWS = [
     ),
     (
         "start: a\nnodes:\n  a:\n    service: s\n    post:\n      output_map:\n        x: $shared.y",
-        "7: node 'a': '$shared.y' cannot exist there",
+        "7: node 'a': '$shared.y' cannot occur there",
     ),
     (
         "start: a\nnodes:\n  a:\n    kind: subflow\n    subflow:\n      start: x\n      nodes:\n"
@@ -134,7 +134,7 @@ FLAWS = [
     ),
     (
         f"start: {'k' * 129}\nnodes:\n  {'k' * 129}: {{service: s}}",
-        "kkkk…: its key is a text of 1 to 128 characters without `/`.",
+        "kkkk…: its key must be a string of 1 to 128 characters without `/`.",
     ),
 ]
 
@@ -160,7 +160,7 @@ def test_keys_of_subflows_in_each_other_fit_an_index_together(levels: int, fits:
     if fits:
         assert reading.from_data(flow).start == key
     else:
-        with pytest.raises(InvalidWorkflow, match="have 2,063 bytes together, and at most 2,000 are allowed"):
+        with pytest.raises(InvalidWorkflow, match="have 2,063 bytes together; at most 2,000 are allowed"):
             reading.from_data(flow)
 
 

@@ -52,19 +52,19 @@ class CloudRun(ExecutorOptions, frozen=True, kw_only=True):
     def problems(self) -> Problems:
         found = []
         if not _PROJECT.fullmatch(self.project):
-            found.append(("project", f"expected the id of a project of Google Cloud, found {self.project!r}."))
+            found.append(("project", f"expected the id of a Google Cloud project, found {self.project!r}."))
         for option, name in (("location", self.location), ("job", self.job)):
             if not _NAME.fullmatch(name):
-                found.append((option, f"expected small letters, digits and -, found {name!r}."))
+                found.append((option, f"expected lowercase letters, digits and -, found {name!r}."))
         for name in self.env:
             is_ours = name in _OWN or (name == OUTPUT_VARIABLE and self.output == "store")
             if not is_variable(name) or is_ours:
-                found.append(("env", f"{name!r} cannot be the name of a variable here."))
+                found.append(("env", f"{name!r} cannot be set as a variable here."))
         if self.tasks is not None and not 1 <= self.tasks <= 10_000:
             found.append(("tasks", f"expected a number from 1 to 10,000, found {self.tasks}."))
         if self.output == "store" and self.tasks not in (None, 1):
             found.append(
-                ("tasks", f"expected 1 where output is store, because each would leave one, found {self.tasks}.")
+                ("tasks", f"expected 1 if output is store, because each task would write one, found {self.tasks}.")
             )
         if self.timeout is not None and not self.timeout > 0:
             found.append(("timeout", f"expected more than zero seconds, found {self.timeout:g}."))

@@ -57,8 +57,8 @@ class CloudRunExecutor:
         size = len(execution.specification)
         if size > MAX_VARIABLE:
             raise GiveUp(
-                f"The input of {execution.task} has {size:,} bytes, and Cloud Run takes {MAX_VARIABLE:,}: pass the "
-                f"place where it is."
+                f"The input of {execution.task} has {size:,} bytes, and Cloud Run takes {MAX_VARIABLE:,}: pass a "
+                f"reference to the data instead."
             )
         found = await job.poll.next(execution.name)
         if found is None:
@@ -68,7 +68,7 @@ class CloudRunExecutor:
                 raise _refusal(answer, f"run the job {options.path}")
             found = (answer.data or {}).get("metadata") or {}
         if not found.get("name"):
-            raise Unreachable(f"Google does not say which execution of {options.path} it has begun.")
+            raise Unreachable(f"Google did not return which execution of {options.path} it started.")
         return str(found["name"])
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
@@ -78,7 +78,7 @@ class CloudRunExecutor:
         while True:
             found = await job.poll.next(external_id)
             if found is None:
-                raise Gone(f"Google has no execution {external_id} any more: somebody has deleted it.")
+                raise Gone(f"Google has no execution {external_id} any longer: it was deleted.")
             if not is_logged and found.get("logUri"):
                 watcher.log(f"The log of the execution is at {found['logUri']}")
                 is_logged = True
@@ -216,8 +216,8 @@ def _outcome_of(found: Mapping[str, Any]) -> Outcome | None:
     if completed.get("state") == "CONDITION_SUCCEEDED":
         return Finished()
     if found.get("cancelledCount"):
-        return Broken("ExecutionCancelled", "Somebody has cancelled the execution at Google.", False)
-    why = completed.get("message") or completed.get("executionReason") or "and Google does not say why"
+        return Broken("ExecutionCancelled", "The execution was cancelled at Google.", False)
+    why = completed.get("message") or completed.get("executionReason") or "and Google gives no reason"
     count = f"{found.get('failedCount', 0)} of {found.get('taskCount', 1)} tasks failed"
     return Broken("ExecutionFailed", f"The execution failed: {why} ({count}).", detail=str(found.get("logUri", "")))
 
@@ -244,7 +244,7 @@ class GoogleToken:
                 answer = await (self._from_key_file(Path(file)) if file else self._from_metadata_server())
                 data = answer.data
                 if answer.status != 200 or not isinstance(data, dict) or "access_token" not in data:
-                    raise Unreachable(f"Google gives no token: it answered with status {answer.status}.")
+                    raise Unreachable(f"Google issued no token: it answered with status {answer.status}.")
                 self._token = str(data["access_token"])
                 self._expires_at = time.monotonic() + float(data.get("expires_in", 0))
         return self._token
@@ -265,8 +265,8 @@ class GoogleToken:
             return await api.ask("GET", "/computeMetadata/v1/instance/service-accounts/default/token")
         except Unreachable as error:
             raise Unreachable(
-                f"This worker has no account of Google Cloud: it runs on no machine of theirs ({error}), and "
-                f"GOOGLE_APPLICATION_CREDENTIALS names no file."
+                f"This worker has no Google Cloud account: it does not run on Google Cloud ({error}), and "
+                f"GOOGLE_APPLICATION_CREDENTIALS is not set to a file."
             ) from error
 
     async def _from_key_file(self, path: Path) -> Answer:
@@ -275,7 +275,8 @@ class GoogleToken:
             uri, assertion = str(key["token_uri"]), _signed(key)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Unequipped(
-                f"The file {path} that GOOGLE_APPLICATION_CREDENTIALS names is no key of a service account: {error!r}."
+                f"The file {path} that GOOGLE_APPLICATION_CREDENTIALS names is not a key of a service account: "
+                f"{error!r}."
             ) from None
         form = urlencode({"grant_type": "urn:ietf:params:oauth:grant-type:jwt-bearer", "assertion": assertion})
         parts = urlsplit(uri)
@@ -296,7 +297,7 @@ def _signed(key: Mapping[str, Any]) -> str:
     text = f"{_part(head)}.{_part(claim)}"
     private = serialization.load_pem_private_key(str(key["private_key"]).encode(), password=None)
     if not isinstance(private, rsa.RSAPrivateKey):
-        raise ValueError("its key is no RSA key")
+        raise ValueError("its key is not an RSA key")
     return f"{text}.{_base64(private.sign(text.encode(), padding.PKCS1v15(), hashes.SHA256()))}"
 
 

@@ -61,7 +61,7 @@ class DaskExecutor:
         with _reaching(cast(Dask, execution.options)):
             future = await client.get_dataset(external_id, default=None)
             if future is None:
-                raise Gone(f"The Dask cluster does not know {external_id} any more: its scheduler was restarted.")
+                raise Gone(f"The Dask cluster does not know {external_id} any longer: its scheduler was restarted.")
             result = await future._result(raiseit=False)
             if isinstance(result, dict) and (lines := result.get("lines")):
                 watcher.log(lines.removesuffix("\n"))
@@ -126,7 +126,7 @@ def _outcome(result: Any, name: str) -> Outcome:
     if isinstance(result, FutureCancelledError):
         if result.reason == _LOST:
             raise Unreachable(f"The connection to the Dask cluster broke: {result}")
-        raise Gone(f"Somebody has cancelled {name} on the Dask cluster.")
+        raise Gone(f"{name} was cancelled on the Dask cluster.")
     if isinstance(result, tuple):
         error = result[1]
         if isinstance(error, KilledWorker):

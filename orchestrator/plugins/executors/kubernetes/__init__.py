@@ -80,11 +80,11 @@ class Kubernetes(ExecutorOptions, frozen=True, kw_only=True):
             problems.append(("image", f"expected the name of an image, found {self.image!r}."))
         for option, name in (("namespace", self.namespace), ("service_account", self.service_account)):
             if name and not _LABEL.fullmatch(name):
-                problems.append((option, f"expected small letters, digits and -, at most 63, found {name!r}."))
+                problems.append((option, f"expected lowercase letters, digits and -, at most 63, found {name!r}."))
         for name in self.env:
             is_ours = name in ("TASK_SPEC", "TASK_SPEC_PATH") or (name == OUTPUT_VARIABLE and self.output == "store")
             if not _VARIABLE.fullmatch(name) or is_ours:
-                problems.append(("env", f"{name!r} cannot be the name of a variable here."))
+                problems.append(("env", f"{name!r} cannot be set as a variable here."))
         for option, quantities in (("requests", self.requests), ("limits", self.limits)):
             for name, quantity in quantities.items():
                 if not _QUANTITY.fullmatch(quantity):

@@ -58,8 +58,8 @@ def _configured(path: Path, context: str) -> Cluster:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise Unequipped(
-            f"This worker knows no cluster: it runs in no Pod with an account, and there is no kubeconfig at {path}. "
-            f"Set KUBECONFIG in its environment."
+            f"This worker knows no cluster: it does not run in a Pod with a service account, and there is no "
+            f"kubeconfig at {path}. Set KUBECONFIG in its environment."
         ) from None
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise Unequipped(f"The kubeconfig {path} cannot be read: {error}.") from None

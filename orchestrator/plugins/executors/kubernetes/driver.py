@@ -268,4 +268,4 @@ def _check(answer: Answer, object_name: str) -> None:
 
 
 def _gone(external_id: str) -> Gone:
-    return Gone(f"Kubernetes has no Job {external_id} any more: somebody has deleted it, or its ttl has passed.")
+    return Gone(f"Kubernetes has no Job {external_id} any longer: it was deleted, or its ttl has passed.")

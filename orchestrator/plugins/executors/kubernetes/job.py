@@ -111,13 +111,13 @@ def failure(job: Mapping[str, Any], pod: Mapping[str, Any] | None, log: str) -> 
     if condition.get("reason") == "DeadlineExceeded":
         return Broken("DeadlineExceeded", "Kubernetes has ended the Job: its deadline has passed.", detail=log)
     if ended is not None and ended.get("reason") == "OOMKilled":
-        return Broken("OutOfMemory", "The container was killed: it has used more memory than its limit.", detail=log)
+        return Broken("OutOfMemory", "The container was killed: it used more memory than its limit.", detail=log)
     if ended is not None and ended.get("exitCode"):
         return Broken("ExitCode", f"The container ended with exit code {ended['exitCode']}.", detail=log)
     if pod is not None and pod.get("status", {}).get("reason"):
         status = pod["status"]
         return Broken(str(status["reason"]), str(status.get("message") or f"The Pod: {status['reason']}."), detail=log)
-    reason = condition.get("message") or condition.get("reason") or "and does not say why"
+    reason = condition.get("message") or condition.get("reason") or "and gives no reason"
     return Broken("JobFailed", f"Kubernetes says that the Job failed: {reason}.", detail=log)
 
 

@@ -49,9 +49,9 @@ class Ray(ExecutorOptions, frozen=True, kw_only=True):
         found = function_problems(self.function) + variable_problems("address_variable", self.address_variable)
         variables = self.runtime_env.get("env_vars", {})
         if not isinstance(variables, dict) or not all(isinstance(value, str) for value in variables.values()):
-            found.append(("runtime_env", "expected env_vars to give texts by name."))
+            found.append(("runtime_env", "expected env_vars to map names to strings."))
         elif own := {SPECIFICATION, EXECUTION, PROGRAM} & variables.keys():
-            found.append(("runtime_env", f"the variable {min(own)} is ours."))
+            found.append(("runtime_env", f"the variable {min(own)} is reserved."))
         for option, amount in (("cpus", self.cpus), ("gpus", self.gpus), ("memory", self.memory)):
             if not amount >= 0:
                 found.append((option, f"expected zero or more, found {amount:g}."))

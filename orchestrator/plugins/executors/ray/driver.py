@@ -62,8 +62,8 @@ class RayExecutor:
         cluster, options = self._cluster(execution), cast(Ray, execution.options)
         if (size := _input_size(execution)) > MAX_INPUT:
             raise GiveUp(
-                f"The input of {execution.task} has {size:,} bytes, and a job of Ray takes {MAX_INPUT:,}: pass the "
-                f"place where it is."
+                f"The input of {execution.task} has {size:,} bytes, and a job of Ray takes {MAX_INPUT:,}: pass a "
+                f"reference to the data instead."
             )
         answer = await cluster.api.ask("POST", "/api/jobs/", body=_submission(execution, options, _program()))
         if answer.status != 200 and _EXISTS not in answer.body:
@@ -78,7 +78,7 @@ class RayExecutor:
         if found is None:
             raise Gone(f"Ray does not know the job {external_id} any more: the cluster's head was restarted.")
         if found.get("status") == "STOPPED":
-            raise Gone(f"Somebody has stopped the job {external_id} at Ray.")
+            raise Gone(f"The job {external_id} was stopped at Ray.")
         text = await cluster.log(external_id)
         if isinstance(text, Broken):
             return text if found.get("status") == "SUCCEEDED" else _failure(found)
@@ -142,14 +142,12 @@ class _Cluster:
             try:
                 answer = await self.api.ask("GET", f"/api/jobs/{name}/logs")
             except TooLarge as error:
-                return Broken(
-                    "LogTooLarge", f"Its result stands at the end of its log, which is too long: {error}.", False
-                )
+                return Broken("LogTooLarge", f"Its result is at the end of its log, which is too long: {error}.", False)
             if answer.status == 200 and isinstance(answer.data, dict):
                 return str(answer.data.get("logs", ""))
         status = f"status {answer.status}"
         return Broken(
-            "ResultLost", f"Its result stands in its log, which Ray cannot read, as its node is gone: {status}."
+            "ResultLost", f"Its result is in its log, which Ray cannot read because the node is gone: {status}."
         )
 
     async def _poll(self, names: Collection[str]) -> Mapping[str, JobState]:
@@ -225,7 +223,7 @@ def split_log(text: str, name: str) -> tuple[list[str], dict[str, Any] | None]:
 
 def _failure(found: Mapping[str, Any]) -> Outcome:
     """Return the failure of a job whose function left no result."""
-    message = str(found.get("message") or "and Ray does not say why")
+    message = str(found.get("message") or "and Ray gives no reason")
     first, _, rest = message.partition("\n")
     kind = "".join(word.capitalize() for word in str(found.get("error_type") or "job_failed").split("_"))
     return Broken(kind, f"The job failed at Ray: {first}", detail=rest)

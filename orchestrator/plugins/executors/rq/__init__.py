@@ -67,8 +67,8 @@ def _problems_of_url(url: str) -> Problems:
         return [("url", f"expected an address that begins with {', '.join(f'{scheme}://' for scheme in _SCHEMES)}.")]
     if parts.password is not None or "password=" in parts.query:
         return [
-            ("url", "it holds a password, and options are shown to people; put the address into a variable of the "
-             "workers' environment, and name that as url_variable.")
+            ("url", "it contains a password, and options are visible; put the address into an environment variable of "
+             "the workers, and pass its name as url_variable.")
         ]  # fmt: skip
     return []
 

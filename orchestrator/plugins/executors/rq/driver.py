@@ -110,7 +110,7 @@ class _Fleet:
         try:
             self._redis = Redis.from_url(url, socket_timeout=timeout, socket_connect_timeout=timeout)
         except ValueError as error:
-            raise Unequipped(f"The address of the RQ fleet's Redis cannot be read: {sentence(str(error))}") from None
+            raise Unequipped(f"The address of the RQ fleet's Redis is not valid: {sentence(str(error))}") from None
         self._address = without_password(url)
         self._threads = threads
         self._poller = Poller(self._poll, _POLL_INTERVAL)

@@ -73,7 +73,7 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Return one of the few allowed types."""
         if (module, name) not in _PLAIN:
-            raise pickle.UnpicklingError(f"it holds a {module}.{name}, and only plain data is read")
+            raise pickle.UnpicklingError(f"it holds a {module}.{name}, but only plain data can be read")
         return super().find_class(module, name)
 
 
@@ -211,12 +211,12 @@ def collect(redis: Redis, name: str, options: Rq) -> Outcome | None:
             return Broken("UnreadableOutput", "The work is done, but RQ could not write its result.", False)
         return finished(output)
     if status in (JobStatus.STOPPED, JobStatus.CANCELED):
-        return Broken("JobStopped", f"Somebody has stopped the job {name} in RQ.", False)
+        return Broken("JobStopped", f"The job {name} was stopped in RQ.", False)
     traceback = (result.exc_string if result is not None else None) or ""
     if "AbandonedJobError" in traceback:
         return worker_lost(name)
     if not traceback:
-        return Broken("JobFailed", f"RQ says that the job {name} failed, and not why.")
+        return Broken("JobFailed", f"RQ says that the job {name} failed, but gives no reason.")
     kind, message = raised(traceback, "JobFailed")
     return Broken(kind, message, detail=traceback)
 

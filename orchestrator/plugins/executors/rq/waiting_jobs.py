@@ -108,7 +108,7 @@ def _waiting(id: str, job: Job | None, followers: int) -> WaitingJob:
         function, arguments, keywords = job.func_name, job.args, job.kwargs
     except DeserializationError as error:
         cause = error.__cause__
-        reason = str(cause) if isinstance(cause, pickle.UnpicklingError) else "it is written in another way"
+        reason = str(cause) if isinstance(cause, pickle.UnpicklingError) else "its format is unknown"
         return WaitingJob(id, refusal=f"its call cannot be read: {reason}")
     if job.instance is not None:
         return WaitingJob(id, refusal="it calls a method of an object")
