@@ -163,7 +163,7 @@ def test_what_cannot_become_a_task_is_put_aside_and_given_back(shop: Shop) -> No
 
     shop.stack.scheduler()
     back = shop.run("--back")
-    assert back.output.count("7 messages given back to Celery.") == 1, back.output
+    assert back.output.count("7 messages returned to Celery.") == 1, back.output
     assert sorted(shop.redis.lrange("celery", 0, -1)) == sorted(before), "as they were"
     assert not shop.left()
     assert shop.stack.sql("SELECT status FROM orchestrator.ended_tasks") == [("cancelled",)] * 2

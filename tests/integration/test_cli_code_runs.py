@@ -83,7 +83,7 @@ def show(run: str) -> str:
 def test_what_an_open_run_waits_for_and_where(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
     worker = system.worker(knows=KNOWS)
     handle = order.starting(id="o-17").start("o-17", items=["tea", "milk"])
-    assert "a worker: there is news for its code" in show(handle.id)
+    assert "a worker, to process new events" in show(handle.id)
     turn(system, worker, engine_)
     worker.die()  # nobody needs to be there
     shown = show(handle.id)
@@ -385,7 +385,7 @@ def test_status_says_what_becomes_of_runs_whose_workflow_is_gone(
     said = " ".join(CliRunner().invoke(main, ["status"]).output.split())
     assert "No live worker of queue 'default' knows workflow 'parcel': 2 of its runs wait, 1 after their start" in said
     assert "and goes on when a worker has it again; those that have not begun fail then" in said
-    assert "a worker that knows it: no live one does" in show(begun.id)
+    assert "a worker that has its workflow: no live worker does" in show(begun.id)
     system.sql("UPDATE orchestrator.tasks SET wake_at = now() - interval '1 s' WHERE hold = 'unknown'")
     system.pass_seconds(2)
     assert begun.status() == "stuck"

@@ -195,7 +195,7 @@ def test_a_schedule_that_is_no_longer_in_the_code_is_named_and_can_be_pruned(
     assert "goes/default: no longer in the code of forgetful_shop:app; it still fires" in said
     assert forgotten() == {"goes/default"}, "of this application, and of no other"
     assert "no longer in the code of forg" in run("schedules", "list").output
-    assert "has it no more" in run("schedules", "show", "goes").output
+    assert "no longer has it" in run("schedules", "show", "goes").output
     troubles = document(run("status", "--json"))["trouble"]
     assert [found["kind"] for found in troubles if "goes/default" in found["message"]] == ["forgotten schedule"]
     deploy("stays", "goes")

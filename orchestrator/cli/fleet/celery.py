@@ -329,7 +329,7 @@ def purge(context: click.Context, force: bool) -> None:
     """
     _, app = _load_program(context)
     if not force:
-        click.confirm("This cancels everything that waits. Go on?", abort=True)
+        click.confirm("This cancels all waiting tasks. Continue?", abort=True)
     echo(f"Purged {app.control.purge()} messages from known task queues.")
 
 
