@@ -44,7 +44,7 @@ def check_tags(tags: object) -> tuple[str, ...]:
     """Refuse tags that cannot be stored and searched."""
     if isinstance(tags, (str, bytes)) or not isinstance(tags, Sequence) or len(tags) > _MAX_TAGS:
         found = shown(tags) if isinstance(tags, (str, bytes)) or not isinstance(tags, Sequence) else f"{len(tags):,}"
-        raise InvalidWorkflow(f"Option tags: expected a list of at most {_MAX_TAGS} texts, found {found}.")
+        raise InvalidWorkflow(f"Option tags: expected a list of at most {_MAX_TAGS} strings, found {found}.")
     return tuple(check_label("tag", tag) for tag in tags)
 
 
@@ -52,8 +52,8 @@ def check_label(what: str, text: object) -> str:
     """Refuse a key or tag that cannot be stored, searched and displayed. Any other text is allowed."""
     if not isinstance(text, str) or not 1 <= len(text) <= _MAX_LABEL_LENGTH or not text.isprintable():
         raise InvalidWorkflow(
-            f"A {what} is a text of 1 to {_MAX_LABEL_LENGTH} printable characters, in one line and without controls; "
-            f"found {shown(text)}."
+            f"A {what} is a string of 1 to {_MAX_LABEL_LENGTH} printable characters, on one line and without "
+            f"control characters; found {shown(text)}."
         )
     return text
 
@@ -94,7 +94,7 @@ def check_retention(name: str, value: object) -> float | None:
     seconds = check_seconds(name, value)
     if seconds != 0 and seconds < SHORTEST_RETENTION:
         raise InvalidTask(
-            f"Option {name}: expected {SHORTEST_RETENTION:g} seconds or more, or 0 to keep for ever, found {value!r}."
+            f"Option {name}: expected {SHORTEST_RETENTION:g} seconds or more, or 0 to keep forever, found {value!r}."
         )
     return seconds
 

@@ -188,7 +188,7 @@ def test_runs_are_started_over(system: System, engine_: Engine, order: CodeWorkf
     handle = parcel.starting(id="p", tags=["red"]).start("tea")
     turn(system, worker, engine_)
     refused = refusal("runs", "rerun", handle.id, "--from", "x")
-    assert "has no steps to begin at" in refused
+    assert "has no steps to start from" in refused
     assert f"runs reset {handle.id} --to EVENT" in refused
     new = invoke("runs", "rerun", handle.id).output.strip()
     assert new != handle.id
@@ -240,7 +240,7 @@ def test_who_cancels_several_at_a_terminal_is_asked(
 def test_a_stuck_run_does_not_go_on(system: System, order: CodeWorkflow[..., Any]) -> None:
     worker = system.worker(knows=KNOWS)
     handle = system.app.code_workflows["parcel"].start("tea")
-    with pytest.raises(ResultTimeout, match="It goes on; ask again"):
+    with pytest.raises(ResultTimeout, match="It is in progress; ask again"):
         handle.result(timeout=0)
     system.pass_seconds()
     (dispatch,) = worker.take()

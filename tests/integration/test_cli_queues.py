@@ -45,7 +45,7 @@ def test_a_queue_that_nobody_has_named_is_refused(
     verb, *options = words
     refused = run(verb, "mial", *options)
     assert refused.exit_code == 1
-    assert "Nobody has named a queue 'mial'" in refused.output
+    assert "There is no queue 'mial'" in refused.output
     assert "Did you mean 'mail'?" in refused.output
     assert run(verb, "mail", *options).exit_code == 0
 

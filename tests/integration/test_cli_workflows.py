@@ -702,7 +702,7 @@ def open_orders(run: Callable[..., Result], connection: Connection) -> None:
             "order(ctx: WorkflowContext, item: str)",
             "order(ctx: WorkflowContext, item: int)",
             1,
-            "Signature mismatch (event 1): the run was started with arguments that do not fit: Workflow 'order'",
+            "Signature mismatch (event 1): the run was started with arguments that do not match: Workflow 'order'",
         ),
         ("item: str) -> str:\n    return", "item: str) -> str:\n    1 / 0\n    return", 1, "raises ZeroDivisionError"),
         ("ship.schedule(item)", 'ship.schedule(item + "s")', 1, "Arguments mismatch at task 1 ship (event 3)"),

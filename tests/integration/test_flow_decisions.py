@@ -139,7 +139,7 @@ def test_no_signal_writes_over_a_decision_nor_withdraws_it(stage: Stage) -> None
     run = flows["ask"].start()
     stage.run(run, 2)
     for key, value in (("review", {"ok": "rejected"}), ("review.ok.approved", False), ("$shared.review", None)):
-        with pytest.raises(ExpressionError, match=r"would write over the decision of approval 'ask'.* 'review\.ok'"):
+        with pytest.raises(ExpressionError, match=r"would overwrite the decision of approval 'ask'.* 'review\.ok'"):
             run.signal(key, value)
     with pytest.raises(ExpressionError, match="None decides nothing"):
         run.signal("review.ok", None)
@@ -203,7 +203,7 @@ def test_a_run_that_is_to_be_cancelled_takes_no_decision_and_no_signal(stage: St
     run.cancel()
     acts: list[Callable[[], None]] = [run.approve, lambda: run.signal("go"), lambda: run.signal("review.ok", "no")]
     for act in acts:
-        with pytest.raises(WrongState, match="hears nothing any more: it is being cancelled"):
+        with pytest.raises(WrongState, match="accepts no more signals: it is being cancelled"):
             act()
     stage.run(run, 3)
     assert run.status() == "cancelled"

@@ -119,7 +119,7 @@ def test_a_key_of_arguments_that_only_a_run_knows(app: Orchestrator, step: dict[
         ({"eta": datetime(2030, 1, 1, tzinfo=UTC)}, "option eta is a moment.* Give delay in seconds"),
         ({"expires": datetime(2030, 1, 1, tzinfo=UTC)}, "option expires is a moment.* Give expires in seconds"),
         ({"on_success": True}, "option on_success=True is for calls inside a task only"),
-        ({"concurrency_key": lambda: 1 / 0}, "cannot be told of the arguments {}: ZeroDivisionError"),
+        ({"concurrency_key": lambda: 1 / 0}, "cannot be computed from the arguments {}: ZeroDivisionError"),
         ({"concurrency_key": lambda: ""}, "Option concurrency_key: expected printable text"),
         ({"weight": lambda: 0}, "Option weight: expected a number from"),
         ({"soft_timeout": 30}, "Option soft_timeout: expected less than the timeout"),

@@ -77,7 +77,7 @@ def test_two_schedules_of_a_task_want_two_names() -> None:
     declare(app, every="1h")  # the module was imported twice
     declare(app, "weekly", every="7d")
     assert list(app.schedules._declared) == ["clean", "weekly"]
-    with pytest.raises(InvalidTask, match="Two schedules want to be called 'clean'"):
+    with pytest.raises(InvalidTask, match="Schedule name 'clean' is used twice"):
         declare(app, every="2h")
 
 

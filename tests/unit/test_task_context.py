@@ -59,9 +59,9 @@ def test_log_levels_are_known() -> None:
 
 
 def test_words_are_text() -> None:
-    with pytest.raises(InvalidTask, match="Progress of task 'big': expected a text, found 7"):
+    with pytest.raises(InvalidTask, match="Progress of task 'big': expected a string, found 7"):
         by_hand().progress(0.5, 7)  # type: ignore[arg-type]
-    with pytest.raises(InvalidTask, match=r"Log of task 'big': expected a text, found \['a'\]"):
+    with pytest.raises(InvalidTask, match=r"Log of task 'big': expected a string, found \['a'\]"):
         by_hand().log(["a"])  # type: ignore[arg-type]
 
 

@@ -435,7 +435,7 @@ def test_a_transaction_is_wanted_where_one_is_named(shop: Shop) -> None:
     with recording(shop.app) as test:
         with pytest.raises(InvalidTask, match="enqueue_in: expected a connection"):
             shop.note.enqueue_in(nothing, "a")
-        with pytest.raises(InvalidTask, match="does not go with enqueue_in"):
+        with pytest.raises(InvalidTask, match="cannot be combined with enqueue_in"):
             shop.note.options(unique_key="k", on_duplicate="replace").enqueue_in(anything, "a")
         assert test.enqueued() == []
 

@@ -238,8 +238,8 @@ def _registered(
             name = "concurrency_key" if callable(options.concurrency_key) else "weight"
             remedy = advice if name == "concurrency_key" else "Give it a number."
             raise InvalidTask(
-                f"Task {task.name!r}: option {name} is a function, and what it needs is known only when a run gets "
-                f"there: {unknown}. {remedy}"
+                f"Task {task.name!r}: option {name} is a function, and its arguments are known only while a run "
+                f"executes: {unknown}. {remedy}"
             )
         task._signature.check((), constants)
         options = _fixed(task, options, constants)
@@ -263,8 +263,8 @@ def _fixed(task: Task[..., Any], options: CallOptions, values: Mapping[str, Any]
         raise
     except Exception as error:
         raise InvalidTask(
-            f"Task {task.name!r}: its concurrency_key or weight cannot be told of the arguments {dict(values)!r:.200}: "
-            f"{type(error).__name__}: {error}."
+            f"Task {task.name!r}: its concurrency_key or weight cannot be computed from the arguments "
+            f"{dict(values)!r:.200}: {type(error).__name__}: {error}."
         ) from error
 
 

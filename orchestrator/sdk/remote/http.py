@@ -162,8 +162,8 @@ class Http:
                     f"API, its address is {plain}."
                 ) from error
             raise ConfigurationError(
-                f"The API at {self.url} cannot be trusted: {error}. Setting api_ca_file names certificates of those "
-                f"who vouch for it."
+                f"The API at {self.url} cannot be trusted: {error}. Setting api_ca_file names the certificates "
+                "of its certificate authority."
             ) from error
         except OSError as error:
             connection.close()

@@ -72,8 +72,8 @@ class Composition(Generic[O_co]):
         first = next(self._calls(), None)
         if first is None:
             raise InvalidWorkflow(
-                "A composition of nothing cannot be started: it names no task, and so no application. Give it a task, "
-                "such as fetch.s(url); fetch.map([]) comes to an empty list."
+                "An empty composition cannot be started: it names no task, and so no application. Give it a "
+                "task, such as fetch.s(url); fetch.map([]) comes to an empty list."
             )
         run: CompositionHandle[O_co] = first.task._client.composer(self, name, key, tags, on_success)
         return run

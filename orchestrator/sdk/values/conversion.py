@@ -51,7 +51,7 @@ def register_type(kind: type, encode: Callable[[Any], Any], decode: Callable[[An
     """Register a class whose values are encoded with `encode` and decoded with `decode`."""
     if not isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType):
         raise InvalidTask(
-            f"app.register_type: {kind.__qualname__} travels by itself, so it needs no encode and decode."
+            f"app.register_type: {kind.__qualname__} is supported already, so it needs no encode and decode."
         )
     _codecs[kind] = _Codec(encode, decode)
 

@@ -189,7 +189,7 @@ def _checked(data: bytes, what: str, limit: int) -> bytes:
             f"instead. The settings max_payload and payload_store say how much is kept inline, and how much elsewhere."
         )
     if len(data) > _SHORT and (problem := _unreadable(data)):
-        raise PayloadError(f"{what} could not be read again: {problem}.")
+        raise PayloadError(f"{what} could not be decoded again: {problem}.")
     return data
 
 

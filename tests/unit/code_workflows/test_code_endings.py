@@ -89,7 +89,7 @@ async def promises_a_number(ctx: WorkflowContext) -> int:
 
 def test_a_result_that_does_not_fit_its_annotation_fails_the_run() -> None:
     undone: list[str] = []
-    with pytest.raises(RunFailed, match="PayloadError: The result of workflow .* does not fit its annotation"):
+    with pytest.raises(RunFailed, match="PayloadError: The result of workflow .* does not match its annotation"):
         played(promises_a_number, mocks={undo: undone.append})
     assert undone == ["first"]
 
@@ -450,7 +450,7 @@ def test_an_update_may_continue_the_run_as_a_new_one() -> None:
 
 def test_a_query_may_not() -> None:
     async def ask(run: TestedRun[int], _: WorkflowTest) -> int:
-        with pytest.raises(OrchestratorError, match="may look at the workflow, but command nothing"):
+        with pytest.raises(OrchestratorError, match="may read the workflow, but may not issue commands"):
             await run.query("sly")
         await run.signal("end", "return")
         return await run.result()
