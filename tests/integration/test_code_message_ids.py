@@ -418,7 +418,7 @@ def test_the_stage_of_an_update_says_how_its_run_ended(
     rest(system, worker, engine_)
     assert terminated.stage() == "run terminated"
     assert cancelled.stage() == "completed", "its code has answered"
-    with pytest.raises(WrongState, match="The run ended before update 'add' was done"):
+    with pytest.raises(WrongState, match="The run ended before update 'add' was completed"):
         cancelled.result()
 
 

@@ -291,7 +291,9 @@ def test_a_cancel_ends_child_runs(tasks: Tasks) -> None:
 def test_a_run_of_many_names_the_first_that_failed(tasks: Tasks) -> None:
     run = tasks.fail.map([1, 2]).start()
     tasks.until_ended(run)
-    with pytest.raises(RunFailed, match="2 failed and 0 were cancelled, first shop.fail at place 0: ValueError: no 1"):
+    with pytest.raises(
+        RunFailed, match="2 failed and 0 were cancelled, the first shop.fail at position 0: ValueError: no 1"
+    ):
         run.result()
 
 

@@ -178,7 +178,7 @@ def test_the_api_hangs() -> None:
 def test_a_signal_handler_that_writes_during_a_look_has_its_own_time(app: Orchestrator) -> None:
     task = app.task(name="job")(lambda: None)
     limit = TimeLimit(0, since=time.monotonic() - 60)
-    with limit, pytest.raises(Unavailable, match="the time of the call is over"):
+    with limit, pytest.raises(Unavailable, match="the time limit of the call has passed"):
         task.enqueue().status()
     with limit:
         handles = [task.enqueue(), task.options(unique_key="a").enqueue(), *app.enqueue_many(task, [()])]

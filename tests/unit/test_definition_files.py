@@ -408,8 +408,8 @@ schedule:
         pytest.param(
             "name: x\ntasks:\n  a: {task: t, on_failure: run,\n      trigger: all_success}\n",
             [
-                "f.yaml:3: tasks.a.on_failure: on_failure: run means trigger: all_ended, and trigger says all_success: "
-                "keep one."
+                "f.yaml:3: tasks.a.on_failure: on_failure: run means trigger: all_ended, but trigger is all_success: "
+                "keep one of them."
             ],
             id="trigger twice",
         ),

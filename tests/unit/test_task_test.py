@@ -156,7 +156,7 @@ def test_starts_of_workflows_are_recorded(shop: Shop) -> None:
         shop.app.flows["flow"].start(val=2)
         starter.enqueue()
         recorded.drain()
-        with pytest.raises(OrchestratorError, match="code.wait is not there in memory.*WorkflowTest"):
+        with pytest.raises(OrchestratorError, match="code.wait is not available in memory.*WorkflowTest"):
             handle.result(1)
     first, second = recorded.started(order)
     assert (first.id, first.params, first.key) == (handle.id, {"number": 1, "size": Size(3, 4)}, "o-1")

@@ -204,7 +204,8 @@ def _complete(announced: list[Ended | None]) -> Ended | None:
 def _is_complete(ended: Ended) -> bool:
     """Return whether an announcement can be trusted as it is. Anyone may publish; Postgres has the authoritative end.
 
-    An announced failure is not enough: the task may have been retried meanwhile.
+    An announced failure is read from Postgres, because the task may have been retried meanwhile. Cancellation is
+    trusted, although a cancelled task outside a run can be retried too.
     """
     if ended.state != TaskState.SUCCESS:
         return ended.state == TaskState.CANCELLED

@@ -88,7 +88,7 @@ class Asking:
         try:
             body = call.encode(args, kwargs)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise OrchestratorError(f"This cannot be sent: {error}.") from error
+            raise OrchestratorError(f"The request cannot be encoded: {error}.") from error
         reply = self._ask(call, body, args, kwargs)
         return self.answer(call.answer, reply).result
 

@@ -98,7 +98,7 @@ class Http:
         """
         idle = self._idle()
         if timeout <= 0:
-            raise Unreached("the time of the call is over")
+            raise Unreached("the time limit of the call has passed")
         connection = _take(idle) or self._connect(timeout)
         if under_way is not None:
             under_way.add(connection)

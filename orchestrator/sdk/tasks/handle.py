@@ -36,7 +36,7 @@ from orchestrator.transport.codec import Ended
 
 R = TypeVar("R")
 _FINAL = (TaskState.SUCCESS, TaskState.CANCELLED)
-"""States from which a task cannot be retried."""
+"""States whose outcome a handle caches and does not read again."""
 
 
 class Handle(Generic[R]):
@@ -126,7 +126,7 @@ class Handle(Generic[R]):
         self._client.backend.tasks.cancel(self._id)
 
     def retry(self) -> None:
-        """Retry the task if it has failed."""
+        """Retry a task that failed, was skipped, or was cancelled outside a run."""
         self._client.backend.tasks.retry(self._id)
 
     aresult = async_variant(result)
