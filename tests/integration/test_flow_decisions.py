@@ -115,7 +115,9 @@ def test_of_twenty_who_decide_at_once_by_every_road_one_decides(stage: Stage, fl
         (said,) = decided
         assert len(refused) == len(people) - 1
         assert not [
-            text for text in refused if "is decided already" not in text and "waits for no approval" not in text
+            text
+            for text in refused
+            if "is decided already" not in text and "is not waiting for an approval" not in text
         ]
         stage.run(run, 2)
         standing = (run.cursor(), run.shared())
@@ -153,7 +155,7 @@ def test_no_signal_writes_over_a_decision_nor_withdraws_it(stage: Stage) -> None
     assert (run.cursor(), run.shared()) == ("yes", {"review": {"by": "ann", "ok": "yes"}})
     with pytest.raises(WrongState, match=f"'review.ok' of run {run.id} is decided already: {by}"):
         run.reject(node="ask")
-    with pytest.raises(WrongState, match=f"waits for no approval.* Approval 'ask' was {by} To decide"):
+    with pytest.raises(WrongState, match=f"is not waiting for an approval.* Approval 'ask' was {by} To decide"):
         run.reject()
 
 

@@ -343,7 +343,7 @@ def test_only_ended_runs_are_deleted_and_children_with_their_parents(system: Sys
     open_run = system.app.start_many(system.job, [1, 2])
     with pytest.raises(WrongState, match=r"Cannot delete run .*: it is in state 'pending'"):
         open_run.delete()
-    with pytest.raises(WrongState, match="a child of another run and is deleted with that one"):
+    with pytest.raises(WrongState, match="a child of another run and is deleted with that run"):
         system.app.run(child).delete()
     with pytest.raises(NotFound):
         system.app.run(uuid4()).delete()

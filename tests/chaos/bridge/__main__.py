@@ -260,7 +260,7 @@ class Arena:
         """Return how many messages each `--back` has given back."""
         log = self.folder / "back.log"
         said = log.read_text().splitlines() if log.exists() else []
-        return [int(line.split()[0].replace(",", "")) for line in said if "given back to Celery" in line]
+        return [int(line.split()[0].replace(",", "")) for line in said if "returned to Celery" in line]
 
     def close(self) -> None:
         for process in self._processes.values():
