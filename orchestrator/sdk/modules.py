@@ -71,8 +71,8 @@ def _missing(option: str, name: str) -> ConfigurationError:
     parent, _, _ = name.rpartition(".")
     siblings = [f"{parent}.{path.stem}" for path in _python_files(_folders(parent))] if parent else []
     return ConfigurationError(
-        f"Orchestrator({option}=…): there is no module {name!r}.{did_you_mean(name, siblings)} "
-        f"It is looked for in the current folder and the installed packages."
+        f"Orchestrator({option}=…): there is no module {name!r}.{did_you_mean(name, siblings)} The current "
+        "folder and the installed packages were searched."
     )
 
 

@@ -682,7 +682,7 @@ def test_items_that_come_only_once_start_one_run(tasks: Tasks, key: str | None) 
     ]
     for one in maps:
         one.start()
-        with pytest.raises(InvalidWorkflow, match="come from an iterator, and a start has read it already. Give it a"):
+        with pytest.raises(InvalidWorkflow, match="come from an iterator, which an earlier start has consumed. Pass a"):
             one.start()
     calls: Any = iter([(1, 2), 3, (4, 5)])
     broken = tasks.add.starmap(calls)

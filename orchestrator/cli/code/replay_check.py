@@ -103,10 +103,10 @@ def replay_check(
     as_json: bool,
     once: bool,
 ) -> None:
-    """Replay the histories of open runs against the code before a deploy; exit with 1 if one does not fit.
+    """Replay the histories of open runs against the code before a deploy; exit with 1 if one does not match.
 
-    Open runs of workflows that the application lacks would be stuck, and count as misfits. If all runs fit, the code
-    runs once more in a process with another hash seed: it must not depend on the order of a set.
+    Open runs of workflows that the application lacks would be stuck, and count as mismatches. If all runs match, the
+    code runs once more in a process with a different hash seed: it must not depend on the order of a set.
 
     \b
     Example:
@@ -220,7 +220,7 @@ class _Check:
 
 
 def _check_with_other_seed(arguments: Sequence[str]) -> None:
-    """Repeat the check in a process with another hash seed. If a run does not fit there, print the output and exit."""
+    """Repeat the check in a process with a different hash seed. If a run does not match, print the output and exit."""
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     command = [sys.executable, "-m", "orchestrator", "workflows", "replay-check", "--once", *arguments]
     result = subprocess.run(

@@ -67,7 +67,7 @@ def command(function: str | None, app: str | None, log_level: str | None, log_fo
         code = run(call, Board(output_folder, specification))
     except Exception as error:
         folder_name = "" if output_folder is None else output_folder.name
-        raise _Unreachable(f"The place for the output, {folder_name}, cannot be used: {error}") from error
+        raise _Unreachable(f"The output folder {folder_name} cannot be used: {error}") from error
     sys.exit(code)
 
 

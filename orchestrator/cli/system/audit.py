@@ -30,7 +30,7 @@ _LATE_WINDOW = 1_000
 @click.option("--until", type=moment, metavar="TIME", help="Only before this time.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many to show.")
 @click.option("--before", type=click.IntRange(1), metavar="NUMBER", help="Continue before this line.")
-@click.option("-f", "--follow", is_flag=True, help="Print new entries as they come, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Print new entries as they arrive, until Ctrl-C.")
 @json_option
 def command(limit: int, before: int | None, follow: bool, as_json: bool, **matching: Any) -> None:
     """Show who did what to which task, run, queue, schedule, workflow or key, newest first.

@@ -132,7 +132,7 @@ def command() -> None:
     type=click.Choice([str(scope) for scope in Scope]),
     default=str(Scope.ENQUEUE),
     show_default=True,
-    help="What it may do: read; also enqueue; also operate (cancel, retry, pause, apply); also admin.",
+    help="The permissions of the key: read; also enqueue; also operate (cancel, retry, pause, apply); also admin.",
 )
 @click.option("--expires", metavar="TIME", help="How long the key is valid: 12h, 90d.  [default: forever]")
 @click.option("--queues", metavar="PREFIX", help="Only for queues with this prefix, and for no workflows.")

@@ -127,7 +127,7 @@ def _shards(shards: Sequence[ShardView]) -> str | None:
     """Return the leader of each shard, and which shards have open work or are closing."""
     return (
         "; ".join(
-            f"{s.shard} led by {s.leader or 'nobody'}{', open work' * s.is_open}{', closing' * s.is_closing}"
+            f"{s.shard} led by {s.leader or 'no scheduler'}{', open work' * s.is_open}{', closing' * s.is_closing}"
             for s in shards
         )
         or None

@@ -153,7 +153,7 @@ def _celery_queues(
             yield source
     except unreachable as error:
         raise ConfigurationError(
-            f"The Redis of Celery: {sentence(str(error))} Nothing is lost: run this again."
+            f"The Redis of Celery: {sentence(str(error))} Nothing is lost: run this command again."
         ) from error
 
 

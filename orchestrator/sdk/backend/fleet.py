@@ -29,8 +29,8 @@ class FleetBackend(Part, FleetCalls):
             if first.parent is None:
                 number = first.worker.rpartition("-")[2]
                 raise WrongState(
-                    f"Worker {first.worker} cannot be told to drain: it, or the scheduler that leads, is of an earlier "
-                    f"release. Send SIGTERM to process {number} on {first.host} instead."
+                    f"Worker {first.worker} cannot be drained by a command: the worker or the leading scheduler "
+                    f"is of an earlier release. Send SIGTERM to process {number} on {first.host} instead."
                 )
             fleet.ask_drain(connection, first.parent.bytes)
             ids = tuple(process.id for process in processes if not process.is_over)

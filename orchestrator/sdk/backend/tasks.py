@@ -235,8 +235,8 @@ class TaskBackend(Part, TaskWork):
         if taken is not None:
             key, holder = taken
             raise Duplicate(
-                f"Cannot retry task {to_text(task)}: task {holder} has its key {key!r} now. Wait until that one has "
-                f"ended, or cancel it.",
+                f"Cannot retry task {to_text(task)}: task {holder} has its key {key!r} now. Wait until that "
+                "task has ended, or cancel it.",
                 holder,
             )
         self._connections.retries += 1

@@ -294,8 +294,8 @@ class _Once(Generic[T]):
         items, self._items = self._items, None
         if items is None:
             raise InvalidWorkflow(
-                f"Task {self._task!r}: the items of this map come from an iterator, and a start has read it already. "
-                f"Give it a list to start it more than once, or make a new map for each start."
+                f"Task {self._task!r}: the items of this map come from an iterator, which an earlier start has "
+                "consumed. Pass a list to start the map more than once, or make a new map for each start."
             )
         return items
 

@@ -28,7 +28,7 @@ _END_STATEMENT = re.compile(
     r"\s*(?:(?:--[^\n]*\n|/\*.*?\*/)\s*)*(COMMIT|END|ABORT|PREPARE\s+TRANSACTION|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b",
     re.IGNORECASE | re.DOTALL,
 )
-_HINT = "For a part that may be undone by itself, use connection.begin_nested()."
+_HINT = "To roll back only a part, use connection.begin_nested()."
 
 
 class Transactions:

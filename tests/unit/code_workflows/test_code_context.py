@@ -826,7 +826,7 @@ def test_a_run_that_waits_for_somebody_outside_says_so() -> None:
     async def lonely(ctx: WorkflowContext) -> None:
         await ctx.promise("company")
 
-    with pytest.raises(OrchestratorError, match=r"waits for somebody outside.*company"):
+    with pytest.raises(OrchestratorError, match=r"waits for something outside.*company"):
         played(lonely)
 
 
