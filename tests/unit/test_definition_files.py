@@ -331,7 +331,7 @@ schedule:
                 "string 'string'.",
                 "f.yaml:5: params.q.type: expected one of string, integer, number, boolean, date, datetime, list, "
                 "object, any, found the string 'text'.",
-                "f.yaml:6: concurrency: limit is missing: how many runs may there be at once?",
+                "f.yaml:6: concurrency: limit is missing: the number of runs that may run at once.",
                 "f.yaml:7: tags: expected a name or a list of names, found the number 7.",
                 "f.yaml:8: on: expected a mapping with workflow or event, or a list of such, found the string "
                 "'workflow'.",

@@ -140,7 +140,7 @@ def _concurrency(reader: Fields, node: Node, path: KeyPath) -> Concurrency | Bad
     if "limit" in values:
         return Concurrency(**values)
     if isinstance(node.value, dict) and "limit" not in node.value:
-        return reader.problem(path, "limit is missing: how many runs may there be at once?")
+        return reader.problem(path, "limit is missing: the number of runs that may run at once.")
     return BAD
 
 

@@ -144,14 +144,14 @@ def check_fit(task: Task[..., Any]) -> None:
     for name in ("unique_key", "idempotency_key"):
         if getattr(options, name) is not None:
             raise InvalidTask(
-                f"Task {task.name!r} has the option {name}, and a run needs all its tasks. Leave it out, or run "
-                f"another task that enqueues this one. To limit runs, see `concurrency` of a workflow and `overlap` "
-                f"of a schedule."
+                f"Task {task.name!r} has the option {name}, and a run needs all its tasks. Omit it, or run "
+                "another task that enqueues this one. To limit runs, see `concurrency` of a workflow and "
+                "`overlap` of a schedule."
             )
     for name in ("eta", "expires"):
         if isinstance(getattr(options, name), datetime):
             raise InvalidTask(
-                f"Task {task.name!r}: option {name} is a moment, and runs may begin at any time. Give "
+                f"Task {task.name!r}: option {name} is a fixed moment, but runs may start at any time. Give "
                 f"{'delay' if name == 'eta' else name} in seconds."
             )
     if options.on_success is True:

@@ -158,8 +158,8 @@ class Http:
             if error.reason in _NO_TLS:
                 plain = self.url.replace("https://", "http://", 1)
                 raise ConfigurationError(
-                    f"Setting api_url: what answers at {self.url} does not speak TLS ({error.reason}). If that is the "
-                    f"API, its address is {plain}."
+                    f"Setting api_url: the server at {self.url} does not speak TLS ({error.reason}). If that is "
+                    f"the API, its address is {plain}."
                 ) from error
             raise ConfigurationError(
                 f"The API at {self.url} cannot be trusted: {error}. Setting api_ca_file names the certificates "

@@ -75,8 +75,8 @@ def _callback(task: Followed, inherited: tuple[str, ...]) -> Callback:
         )
     if options.eta is not None or isinstance(options.expires, datetime):
         raise InvalidTask(
-            f"Task {task.name!r} cannot follow another: its eta or expires is a moment, and the other may end at "
-            f"any time. Give seconds."
+            f"Task {task.name!r} cannot follow another: its eta or expires is a fixed moment, but the other task "
+            "may end at any time. Give seconds."
         )
     placed = task._place((), {})
     return Callback(

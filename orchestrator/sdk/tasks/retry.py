@@ -114,7 +114,9 @@ def executor_call(executor: object, options: Mapping[str, Any] | None) -> Execut
     """Return the executor call that travels with a task; None if the worker's own Python runs the task."""
     if executor is None or executor == IN_WORKER:
         if options:
-            raise InvalidTask("Option executor_options: name the executor that they are for: executor='process'.")
+            raise InvalidTask(
+                "Option executor_options: name the executor that they belong to, for example executor='process'."
+            )
         return None
     if isinstance(executor, ExecutorOptions):
         if options is not None:

@@ -154,7 +154,7 @@ def _replaced(kind: Any, encode: Callable[[Any], bytes]) -> Any:
     if get_origin(kind) in (Union, UnionType):
         for part in get_args(kind):
             if type(None) in parts and _is_enum_with_none(part):
-                raise Unsupported(f"a None could be a member of enum {part.__qualname__}, or no member at all")
+                raise Unsupported(f"None is ambiguous: it is also a member of enum {part.__qualname__}")
         if sum(part is not type(None) for part in parts) > 1:
             raise Unsupported(f"the members of {kind} cannot be told apart by their data")
         return Union[parts]  # noqa: UP007  # the parts are known only at run time
@@ -182,7 +182,7 @@ def _maker(kind: type, encode: Callable[[Any], bytes]) -> Callable[[Any, Convert
     if hasattr(kind, "_field_defaults"):
         return _named_tuple_maker(kind, fields)
     unsupported = next(name for name, part in fields.items() if _needs_stand_in(part, {kind}))
-    raise Unsupported(f"field {unsupported!r} of {kind.__qualname__} is of a type that msgspec has no support for")
+    raise Unsupported(f"field {unsupported!r} of {kind.__qualname__} has a type that msgspec does not support")
 
 
 def _enum_maker(kind: type[enum.Enum], encode: Callable[[Any], bytes]) -> Callable[[Any, Convert], Any]:
