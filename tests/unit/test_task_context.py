@@ -67,7 +67,7 @@ def test_words_are_text() -> None:
 
 def test_what_is_left_is_small_and_plain() -> None:
     by_hand().heartbeat("x" * 9_000)
-    with pytest.raises(PayloadError, match=r"'big' leaves .* at most 10,000"):
+    with pytest.raises(PayloadError, match=r"'big' saves .* at most 10,000"):
         by_hand().heartbeat("x" * 11_000)
     with pytest.raises(PayloadError, match="cannot be serialised"):
         by_hand().heartbeat(object())

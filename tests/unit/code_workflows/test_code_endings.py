@@ -405,7 +405,7 @@ def test_an_update_that_finds_no_handler_is_answered_at_the_end() -> None:
         result = await run.result()
         (answer,) = [what for what in whats(run) if isinstance(what, history.UpdateAnswered)]
         assert answer.error is not None
-        assert answer.error.message == "The run ended before update 'say' was done."
+        assert answer.error.message == "The run ended before update 'say' was completed."
         return result
 
     assert started(late, ask) == []
@@ -464,7 +464,7 @@ def test_who_waits_for_an_update_learns_that_the_run_ends(how: str) -> None:
         asked = asyncio.ensure_future(run.update("slow"))
         await asyncio.sleep(0)
         await run.signal("end", how)
-        with pytest.raises(WrongState, match="before update 'slow' was done"):
+        with pytest.raises(WrongState, match="before update 'slow' was completed"):
             await asked
 
     started(updated, ask)
