@@ -13,7 +13,11 @@ T = TypeVar("T")
 
 
 def eventually(
-    condition: Callable[[], T | None], what: str = "what was waited for", timeout: float = 60.0, *, every: float = 0.01
+    condition: Callable[[], T | None],
+    what: str = "the awaited condition",
+    timeout: float = 60.0,
+    *,
+    every: float = 0.01,
 ) -> T:
     """Return the condition's first true value, as `orchestrator.testing` does.
 

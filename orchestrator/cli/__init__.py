@@ -49,7 +49,7 @@ COMMANDS = {
     cls=LazyGroup, package=__name__, modules=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.version_option(package_name="durable-orchestrator", prog_name="orchestrator")
-@click.option("--api-url", metavar="URL", help="Ask this HTTP API instead of Postgres and Redis.")
+@click.option("--api-url", metavar="URL", help="Use this HTTP API instead of Postgres and Redis.")
 def main(api_url: str | None) -> None:
     """A durable task queue and workflow engine.
 

@@ -237,7 +237,7 @@ def delete(name: str, yes: bool) -> None:
         stored = _stored(calls, name)
         confirm(f"Delete workflow {name!r}, version {stored.version} and all before it?", yes=yes)
         calls.workflows.delete(name)
-    echo(f"Deleted workflow {name!r} and its schedules. Its runs and their history stay.")
+    echo(f"Deleted workflow {name!r} and its schedules. Its runs and their history are kept.")
 
 
 @command.command()
@@ -253,8 +253,8 @@ def schema() -> None:
 
 
 _WITHOUT_APPLICATION = (
-    "Note: no application is given, so steps have only the options that the file gives them. What @app.task says "
-    "counts with --app module:app, or the setting app."
+    "Note: no application is given, so steps have only the options in the file. To apply the options of "
+    "@app.task, pass --app module:app or set the setting app."
 )
 
 
@@ -371,7 +371,9 @@ def post(name: str, payload: str | None) -> None:
         app.post_event(name, document)
         listeners = app._client.backend.workflows.listeners(name)
     if listeners:
-        echo(f"Posted {name}. It starts a run of each of these whose filter it passes: {', '.join(listeners)}")
+        echo(
+            f"Posted {name}. It starts a run of each of these workflows whose filter it matches: {', '.join(listeners)}"
+        )
     else:
         echo(f"Posted {name}. No workflow waits for it, so it starts nothing: orchestrator workflows list")
 

@@ -83,7 +83,7 @@ def _settings(queue: QueueCounts) -> str:
         parts.append(f"{queue.rate:g}/s")
     for kind, seconds in (("success", queue.retention_success), ("failed", queue.retention_failed)):
         if seconds is not None:
-            parts.append(f"{kind} {duration(seconds) if seconds else 'kept for ever'}")
+            parts.append(f"{kind} {duration(seconds) if seconds else 'kept forever'}")
     return ", ".join(parts)
 
 
@@ -165,14 +165,14 @@ def limit(name: str, concurrency: int | None, rate: str | None, lift: bool, new:
 
 
 class _Retention(click.ParamType):  # type: ignore[type-arg]  # see `IdOf`
-    """A length of time (`1h`, `30d`) or `forever`, in seconds; 0 is forever."""
+    """A duration (`1h`, `30d`) or `forever`, in seconds; 0 is forever."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds = 0.0 if value == "forever" else parse_duration(value)
         if seconds is None:
-            self.fail(f"{value!r} is neither a length of time such as 1h or 30d nor the word forever.", param, ctx)
+            self.fail(f"{value!r} is not a duration such as 1h or 30d, nor the word forever.", param, ctx)
         return seconds
 
 
@@ -199,7 +199,7 @@ def retain(name: str, success: float | None, failed: float | None, lift: bool, n
     with open_app() as app:
         app.queue(name).retain(success=success, failed=failed)
     kept = [
-        f"{kind} {duration(seconds) if seconds else 'for ever'}"
+        f"{kind} {duration(seconds) if seconds else 'forever'}"
         for kind, seconds in (("success", success), ("failed", failed))
         if seconds is not None
     ]
@@ -224,7 +224,7 @@ def purge(name: str, yes: bool) -> None:
         if not waiting:  # or the counts are incomplete, because very many tasks are open elsewhere
             waiting = max(0, calls.queues.open_tasks(name) - counts.dispatched - counts.running)
     if not waiting:
-        echo(f"Nothing waits in queue {name}.")
+        echo(f"No task waits in queue {name}.")
         return
     confirm(f"Cancel {more}{counted(waiting, 'task')} waiting in queue {name}?", yes=yes)
     with open_app() as app:

@@ -67,7 +67,7 @@ class Library(NamedTuple):
 
 _LOCATION = "not used: ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL decide"
 _FALLBACK = "used for Redis or Postgres where ORCHESTRATOR_REDIS_URL or ORCHESTRATOR_DATABASE_URL is not set"
-_NO_BROKER = "no broker and no result backend is left to set up: delete it"
+_NO_BROKER = "there is no broker or result backend to configure: delete it"
 _FLEET = "holds for the whole fleet, not for each worker"
 _SAFE = "True is the default: a task of a dead worker runs again. False lets it fail: at most once"
 _LOST = "nothing to set: a task of a dead worker runs again, if acks_late is not False"
@@ -182,7 +182,7 @@ CELERY = Library(
         **_changes(result_expires=_RETENTION, task_default_rate_limit=_FLEET, worker_send_task_events=_EVENTS),
         **_changes(task_send_sent_event=_EVENTS),
         **_changes(worker_pool="prefork and threads are the same here; gevent and eventlet are refused"),
-        **_stays(beat_scheduler="schedules stand in Postgres: app.orchestrator.schedules.set(…) changes them"),
+        **_stays(beat_scheduler="schedules are stored in Postgres: app.orchestrator.schedules.set(…) changes them"),
     },
     prefix="CELERY_",
 )
@@ -196,7 +196,7 @@ _RQ_OPTIONS = {
         result_ttl=f"0 keeps no result; else {_RETENTION}",
         failure_ttl=_RETENTION,
         job_id="an id can be used again when its last job is no longer kept",
-        depends_on="a dependency that failed fails the job; workers need the database or the API to look at it",
+        depends_on="a dependency that failed fails the job; workers need the database or the API to check it",
         at_front="a priority of 1",
         meta="JSON; a running job saves up to 1,000 characters, kept for an hour",
         connection=_LOCATION,
@@ -277,7 +277,7 @@ _DRAMATIQ_BROKER = "there is no broker, and settings say where Postgres and Redi
 _DRAMATIQ_OPTIONS = {
     **_changes(
         store_results="results are always kept",
-        priority="the opposite: here, higher goes first; the layer turns it round",
+        priority="the opposite: here, higher goes first; the layer inverts it",
         time_limit="ends the attempt, whatever it does",
     ),
     **_stays(
@@ -344,8 +344,8 @@ PER_PROJECT: Mapping[str, Rule] = {"prefork": PREFORK, "early acknowledgement": 
 _DASHBOARD = "the dashboard and `orchestrator top` show queues, tasks and workers"
 _COMPANIONS = {
     **_stays(
-        django_celery_beat="schedules stand in Postgres: app.orchestrator.schedules.set(…), `orchestrator schedules`",
-        django_celery_results="results stand in Postgres: `orchestrator tasks`, the dashboard, AsyncResult(id)",
+        django_celery_beat="schedules are in Postgres: app.orchestrator.schedules.set(…), `orchestrator schedules`",
+        django_celery_results="results are in Postgres: `orchestrator tasks`, the dashboard, AsyncResult(id)",
         django_rq="use orchestrator.compat.rq with orchestrator.contrib.django, or its tasks",
         flask_rq2="use orchestrator.compat.rq",
         django_dramatiq="use orchestrator.compat.dramatiq with orchestrator.contrib.django",

@@ -137,7 +137,9 @@ class Orchestrator(Cell):
             chosen = registered_name(function, name)
             existing = self.tasks.get(chosen)
             if existing is not None and _code(existing.function) is not _code(function):
-                raise InvalidTask(f"Two functions want to be the task {chosen!r}. Give one of them another name=.")
+                raise InvalidTask(
+                    f"Task name {chosen!r} is registered twice. Pass a different name= to one of the functions."
+                )
             function = self._resources.injected(function)
             signature = Signature(chosen, function, options=OPTION_NAMES)
             signature.check_keys(options)

@@ -46,7 +46,7 @@ def check_tags(tags: object) -> tuple[str, ...]:
         found = (
             for_message(tags) if isinstance(tags, (str, bytes)) or not isinstance(tags, Sequence) else f"{len(tags):,}"
         )
-        raise InvalidWorkflow(f"Option tags: expected a list of at most {_MAX_TAGS} texts, found {found}.")
+        raise InvalidWorkflow(f"Option tags: expected a list of at most {_MAX_TAGS} strings, found {found}.")
     return tuple(check_label("tag", tag) for tag in tags)
 
 
@@ -54,8 +54,8 @@ def check_label(what: str, text: object) -> str:
     """Refuse a key or tag that cannot be stored, searched and displayed. Any other text is allowed."""
     if not isinstance(text, str) or not 1 <= len(text) <= _MAX_LABEL_LENGTH or not text.isprintable():
         raise InvalidWorkflow(
-            f"A {what} is a text of 1 to {_MAX_LABEL_LENGTH} printable characters, in one line and without controls; "
-            f"found {for_message(text)}."
+            f"A {what} is a string of 1 to {_MAX_LABEL_LENGTH} printable characters, on one line and without "
+            f"control characters; found {for_message(text)}."
         )
     return text
 
@@ -96,7 +96,7 @@ def check_retention(name: str, value: object) -> float | None:
     seconds = check_seconds(name, value)
     if seconds != 0 and seconds < MIN_RETENTION:
         raise InvalidTask(
-            f"Option {name}: expected {MIN_RETENTION:g} seconds or more, or 0 to keep for ever, found {value!r}."
+            f"Option {name}: expected {MIN_RETENTION:g} seconds or more, or 0 to keep forever, found {value!r}."
         )
     return seconds
 

@@ -92,16 +92,16 @@ class Client:
         other = target._client
         if other is not self and (other._is_cell or getattr(target, "_is_via", False)):
             raise InvalidTask(
-                f"{what} is for {self}, and {target.name!r} was given via {other}. Leave out its via(…), or use that "
-                f"cell for both."
+                f"{what} is for {self}, but {target.name!r} was made for {other}. Omit its via(…), or use "
+                "that cell for both."
             )
 
     def refuse_cell(self, what: str) -> None:
         """Refuse a call from a workflow to another deployment: only its own scheduler executes its commands."""
         if self._is_cell:
             raise NotDeterministic(
-                f"{what} was reached via a cell inside a workflow, whose own deployment does all that its code asks "
-                f"for. Let it schedule a task that does this."
+                f"{what} was called via a cell inside a workflow, but only the workflow's own deployment "
+                "executes its commands. Schedule a task that does this."
             )
 
     def route(self, name: str, otherwise: str = DEFAULT_QUEUE) -> str:
@@ -113,10 +113,11 @@ class Client:
         """The backend for all calls, opened on first use. The code of a workflow may not use it."""
         if inside_workflow():
             raise NotDeterministic(
-                "Inside a workflow nothing is asked or told directly: it would be so again on every replay. Make it a "
-                "task and schedule that, or record what a short call gives with ctx.run(name, function), for example "
-                "an update. Commands to other runs are, on app.workflow_run(id): await handle.asignal(name, value), "
-                "await handle.aquery(name), await handle.acancel(), await handle.aresult()."
+                "A workflow cannot call the orchestrator directly, because every replay would repeat the call. "
+                "Make it a task and schedule that, or record the result of a short call with ctx.run(name, "
+                "function), for example an update. Commands to other runs are, on app.workflow_run(id): await "
+                "handle.asignal(name, value), await handle.aquery(name), await handle.acancel(), await "
+                "handle.aresult()."
             )
         if self._backend is None:
             with self._lock:

@@ -149,8 +149,8 @@ class Chain:
         with _around(self._enqueue, call):
             if call.options:
                 raise InvalidWorkflow(
-                    f"Middleware has set {', '.join(call.options)} for {kind} {name!r}: options are those of tasks. "
-                    f'Look at call.kind == "task" before.'
+                    f"Middleware has set {', '.join(call.options)} for {kind} {name!r}: only tasks have "
+                    'options. Check call.kind == "task" first.'
                 )
             token = of_start.set(check_headers(call.headers))
             try:
@@ -280,12 +280,12 @@ def _check(member: object) -> None:
         hook = getattr(member, name)
         if inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook):
             raise ConfigurationError(
-                f"Middleware {class_name}.{name} is called where nothing can be awaited: make it a def."
+                f"Middleware {class_name}.{name} is called from code that cannot await: make it a plain def."
             )
     for name, plain in (("aenqueue", "enqueue"), ("aexecute", "execute")):
         if _has(member, name) and not _has(member, plain):
             raise ConfigurationError(
-                f"Middleware {class_name} has {name} and no {plain}: blocking calls would pass it by. Add {plain}."
+                f"Middleware {class_name} has {name} and no {plain}: blocking calls would bypass it. Add {plain}."
             )
 
 

@@ -71,8 +71,8 @@ def _missing(option: str, name: str) -> ConfigurationError:
     parent, _, _ = name.rpartition(".")
     siblings = [f"{parent}.{path.stem}" for path in _python_files(_folders(parent))] if parent else []
     return ConfigurationError(
-        f"Orchestrator({option}=…): there is no module {name!r}.{did_you_mean(name, siblings)} "
-        f"It is looked for in the current folder and the installed packages."
+        f"Orchestrator({option}=…): there is no module {name!r}.{did_you_mean(name, siblings)} The current "
+        "folder and the installed packages were searched."
     )
 
 
@@ -105,13 +105,13 @@ def _discovered(package: str) -> list[str]:
     folders = _folders(package)
     if not folders:
         raise ConfigurationError(
-            f"Orchestrator(autodiscover=…): there is no package {package!r}. A single module belongs into include=."
+            f"Orchestrator(autodiscover=…): there is no package {package!r}. A single module belongs in include=."
         )
     found = sorted({name for folder in folders for name in _tasks_below(folder, package)})
     if not found:
         raise ConfigurationError(
-            f"Orchestrator(autodiscover=…): package {package!r} has no module called {TASKS!r}, nor has one below it. "
-            f"Looked in {', '.join(map(str, folders))}. Modules of other names belong into include=."
+            f"Orchestrator(autodiscover=…): package {package!r} has no module called {TASKS!r}, nor has one "
+            f"below it. Looked in {', '.join(map(str, folders))}. Modules of other names belong in include=."
         )
     return found
 

@@ -23,9 +23,9 @@ def refuse_unnamed(name: str, known: Iterable[str], *, nor: str = "", if_new: st
     """
     known = {*known}
     if name not in known:
-        searched = f"no task, worker, workflow or setting{f', nor {nor}' if nor else ''}"
-        hint = f" If it is one to come: {if_new}" if if_new else ""
-        raise NotFound(f"Nobody has named a queue {name!r}: {searched}.{did_you_mean(name, known)}{hint}")
+        searched = f"no task, worker, workflow or setting names it{f', nor {nor}' if nor else ''}"
+        hint = f" If it is a new queue, add {if_new}" if if_new else ""
+        raise NotFound(f"There is no queue {name!r}: {searched}.{did_you_mean(name, known)}{hint}")
 
 
 class Queue:
@@ -94,7 +94,7 @@ class Queue:
         if first is None:
             return message
         moment = first.astimezone().isoformat(" ", "seconds")
-        return f"{message} Of these {count:,} wait for their time, the first until {moment}."
+        return f"{message} {count:,} of them are delayed, the first until {moment}."
 
     apause = async_variant(pause)
     aresume = async_variant(resume)

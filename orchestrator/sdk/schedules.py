@@ -91,7 +91,9 @@ class Schedules(Mapping[str, "Scheduled"]):
             key = new.key.removesuffix(f"/{DEFAULT_NAME}")
             other = self._declared.get(key)
             if other is not None and (other.target.name, other.times) != (new.target.name, new.times):
-                raise InvalidTask(f"Two schedules want to be called {key!r}. Give one of them another name=.")
+                raise InvalidTask(
+                    f"Schedule name {key!r} is used twice. Pass a different name= to one of the schedules."
+                )
             self._declared[key] = new
             return target
 
@@ -138,8 +140,8 @@ class Schedules(Mapping[str, "Scheduled"]):
             self._client.backend.schedules.set(workflow, data, version)
         elif version is not None:
             raise InvalidWorkflow(
-                f"{workflow!r} is a workflow as code, and starts in the version that this application has: leave out "
-                f"the version, which is for flows."
+                f"{workflow!r} is a workflow as code, and starts in the version that this application has: omit "
+                "the version, which is for flows."
             )
         else:
             check_params(code, params or {})

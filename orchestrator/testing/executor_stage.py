@@ -317,12 +317,16 @@ T = TypeVar("T")
 
 
 def eventually(
-    condition: Callable[[], T | None], what: str = "what was waited for", timeout: float = 60.0, *, every: float = 0.01
+    condition: Callable[[], T | None],
+    what: str = "the awaited condition",
+    timeout: float = 60.0,
+    *,
+    every: float = 0.01,
 ) -> T:
     """Return the condition's first true value. Fail, naming `what`, if there is none within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: not within {timeout:g} s; the last value was {value!r}")
+            raise AssertionError(f"{what}: not met within {timeout:g} s; the last value was {value!r}")
         time.sleep(every)
     return value

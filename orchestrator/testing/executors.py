@@ -43,7 +43,7 @@ class ExecutorConformance:
         remaining = {name for name in vars(ExecutorConformance) if name.startswith("test_")} - set(
             cls.harness_type.without
         )
-        assert remaining, f"{cls.harness_type.__name__}.without names all tests, so that none shows anything."
+        assert remaining, f"{cls.harness_type.__name__}.without names all tests, so no test would run."
         harness = cls.harness_type(tmp_path_factory.mktemp("harness"))
         try:
             with local_services(tmp_path_factory.mktemp("services"), **SETTINGS, **harness.settings()) as services:
@@ -86,7 +86,7 @@ class ExecutorConformance:
             slow, id = stage.enqueue("hold", {"timeout": limit})
             with pytest.raises(TaskFailed, match=f"ran longer than its timeout of {limit:g} s"):
                 slow.result(90)
-            eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")  # noqa: B023
+            eventually(lambda: not stage.harness.is_running(id), "the remote side has ended the work")  # noqa: B023
             if stage.harness.started(id):
                 break
         assert stage.harness.started(id) == 1
@@ -97,7 +97,7 @@ class ExecutorConformance:
         held.cancel()
         with pytest.raises(TaskCancelled):
             held.result(60)
-        eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")
+        eventually(lambda: not stage.harness.is_running(id), "the remote side has ended the work")
 
     def test_a_large_result_arrives_and_one_that_is_too_large_fails_with_a_reason(self, stage: Stage) -> None:
         stage.usual()
@@ -130,7 +130,7 @@ class ExecutorConformance:
         stage.usual()
         held, id = stage.hold(retries=[0.1])
         stage.harness.lose(id)
-        eventually(lambda: stage.harness.started(id) == 2, "it is begun once more")
+        eventually(lambda: stage.harness.started(id) == 2, "the work is started again")
         stage.harness.let_go(id, "second")
         assert held.result(60) == "second"
 
@@ -139,7 +139,7 @@ class ExecutorConformance:
         held, id = stage.hold()
         stage.harness.go_down()
         waiting, other = stage.enqueue("return", value=2)
-        eventually(lambda: worker.logged("executor.unavailable"), "it is said")
+        eventually(lambda: worker.logged("executor.unavailable"), "the outage is logged")
         stage.harness.come_back()
         stage.harness.let_go(id, 1)
         assert held.result(60) == 1
@@ -154,7 +154,7 @@ class ExecutorConformance:
         waiting, other = stage.enqueue("return", value=2)
         _pass(2 * settings.executor_timeout)  # requests get no answer
         stage.harness.go_down()
-        eventually(lambda: worker.logged("executor.unavailable"), "it is said")
+        eventually(lambda: worker.logged("executor.unavailable"), "the outage is logged")
         stage.harness.let_go(id, 1)  # the work ends while nobody can see it
         _pass(4 * settings.executor_pause)
         assert held.status() == "running"
@@ -170,18 +170,18 @@ class ExecutorConformance:
         began = time.monotonic()
         held, id = stage.hold(timeout=30.0)
         stage.harness.go_down()
-        eventually(lambda: time.monotonic() - began > 30.0, "its time is up")
-        assert stage.harness.is_running(id), "nobody could end it"
+        eventually(lambda: time.monotonic() - began > 30.0, "its timeout has passed")
+        assert stage.harness.is_running(id), "it still runs, because the executor was down"
         stage.harness.come_back()
         with pytest.raises(TaskFailed, match="ran longer than its timeout of 30 s"):
             held.result(60)
-        eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")
+        eventually(lambda: not stage.harness.is_running(id), "the remote side has ended the work")
         assert stage.harness.started(id) == 1
 
     def test_many_at_once_need_no_slots(self, stage: Stage) -> None:
         stage.worker("--concurrency", "1")
         held = stage.hold_many(12)
-        assert stage.add.enqueue(1, 2).result(60) == 3, "and plain tasks go on beside them"
+        assert stage.add.enqueue(1, 2).result(60) == 3, "plain tasks continue beside them"
         for place, (handle, id) in enumerate(held):
             stage.harness.let_go(id, place)
             assert handle.result(60) == place
@@ -203,7 +203,7 @@ class ExecutorConformance:
         held, id = stage.hold(timeout=60.0)
         first.kill()
         stage.worker()
-        eventually(lambda: stage.attempt(held) == 2, "another attempt watches it")
+        eventually(lambda: stage.attempt(held) == 2, "another attempt watches the work")
         stage.is_watched(held)
         stage.harness.let_go(id, "done")
         assert held.result(60) == "done"
@@ -215,7 +215,7 @@ class ExecutorConformance:
         began = time.monotonic()
         held, id = stage.hold(timeout=6.0)
         first.kill()
-        eventually(lambda: time.monotonic() - began > 2.0, "a part of its time has passed")
+        eventually(lambda: time.monotonic() - began > 2.0, "part of its timeout has passed")
         stage.worker()
         with pytest.raises(TaskFailed, match="timeout"):
             held.result(60)
@@ -223,20 +223,20 @@ class ExecutorConformance:
         assert task.started_at is not None
         assert task.ended_at is not None
         ran = (task.ended_at - task.started_at).total_seconds()
-        assert ran < 6, "the last watcher did not give it all its time again"
-        eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")
+        assert ran < 6, "the timeout did not start again with the last watcher"
+        eventually(lambda: not stage.harness.is_running(id), "the remote side has ended the work")
 
     def test_work_that_is_cancelled_while_nobody_watches_is_ended_by_the_next_worker(self, stage: Stage) -> None:
         first = stage.worker()
         held, id = stage.hold()
         assert first.stop() == 0
-        eventually(lambda: held.status() == "pending", "it is handed back")
+        eventually(lambda: held.status() == "pending", "the task is returned")
         held.cancel()
         with pytest.raises(TaskCancelled):
             held.result(60)
         assert stage.harness.is_running(id)
         stage.worker()
-        eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")
+        eventually(lambda: not stage.harness.is_running(id), "the remote side has ended the work")
         assert stage.harness.started(id) == 1
 
 

@@ -144,7 +144,9 @@ class MemoryLeader:
         if answers:
             fact = settled(id, answers[0].error, answers[0].result or ENCODED_NONE)
         elif run is not None:
-            fact = settled(id, TaskError("WrongState", "It cannot be asked: its code did not run."))
+            fact = settled(
+                id, TaskError("WrongState", "The query cannot be answered: the code of the run did not execute.")
+            )
         if asker.end is None:
             self.append(asker, fact)
 

@@ -68,8 +68,8 @@ class _Subject:
 
         def refuse(*_: Any, **__: Any) -> NoReturn:
             raise OrchestratorError(
-                f"{self._subject}.{name} is not there in memory. Test it on real services, with the fixture "
-                f"orchestrator_app; WorkflowTest plays workflows as code."
+                f"{self._subject}.{name} is not available in memory. Test it on real services, with the fixture "
+                "orchestrator_app; WorkflowTest runs workflows as code."
             )
 
         return refuse
@@ -125,8 +125,8 @@ class _Tasks(_Subject):
         while record.state not in ENDED_TASK_STATES:
             if not self._leader.is_draining:
                 raise OrchestratorError(
-                    f"Task {record.name!r} {record.id} has not run, and would not while this waits: call drain(), or "
-                    f"skip(…) if it is due later."
+                    f"Task {record.name!r} {record.id} has not run, and cannot run while this waits: call "
+                    "drain(), or skip(…) if it is due later."
                 )
             yield Pause(_PAUSE)
         return _ended(record)
@@ -163,7 +163,7 @@ class _Runs(_Subject):
         while (state := self._leader.standing(run)[0]) not in ENDED_RUN_STATES:
             if not self._leader.is_draining:
                 raise OrchestratorError(
-                    f"Run {to_text(run)} has tasks that have not run, and would not while this waits: call drain()."
+                    f"Run {to_text(run)} has tasks that have not run, and cannot run while this waits: call drain()."
                 )
             yield Pause(_PAUSE)
         return Ended(run, state)

@@ -102,8 +102,9 @@ class MemoryTasks:
                     depth = depths[task.new.id] = 1 + (depths.get(task.new.id) or depths.get(task.new.parent, 0))
                     if depth > _MAX_ATTEMPTS or len(ran) - earlier > _MAX_ATTEMPTS * _MAX_BREADTH:
                         raise OrchestratorError(
-                            f"{len(ran) - earlier:,} attempts have run, {task!r} last, and there is always one more. "
-                            f"Does a task enqueue itself? Use recording(app), and run it step by step with skip(…)."
+                            f"{len(ran) - earlier:,} attempts have run, {task!r} last, and tasks are still "
+                            "pending. Does a task enqueue itself? Use recording(app), and run it step by step "
+                            "with skip(…)."
                         )
                     self._apply(task, self._worker.attempt(task))
                 elif not self._advance(until):
@@ -241,8 +242,8 @@ class MemoryTasks:
             if new.unique.on_duplicate == "replace":
                 if holder.state != TaskState.PENDING:
                     raise Duplicate(
-                        f"Task {holder.id} has the key {key!r} and waits no more, so its arguments cannot be "
-                        f"replaced; nothing was enqueued.",
+                        f"Task {holder.id} has the key {key!r} and is no longer waiting, so its arguments "
+                        "cannot be replaced; nothing was enqueued.",
                         holder.id,
                     )
                 holder.new = msgspec.structs.replace(holder.new, payload=new.payload)

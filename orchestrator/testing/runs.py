@@ -119,9 +119,9 @@ class TestedRun(Generic[R, W_co]):
             if not await self._world.skip_to_next() and self._run.end is None:
                 self._check_stuck()
                 raise OrchestratorError(
-                    f"Workflow {self._workflow.name!r} waits for somebody outside, and nothing else is left to happen "
-                    f"({'; '.join(self._run.places)}). "
-                    f"Start it with start(…), and signal it or resolve its promises: "
+                    f"Workflow {self._workflow.name!r} waits for something outside the workflow, and nothing "
+                    f"else can happen ({'; '.join(self._run.places)}). Start it with start(…), and signal it or "
+                    "resolve its promises: "
                     f"{', '.join(sorted(self._run.promises.values())) or 'it has none open'}."
                 )
         for run in self._chain():
@@ -194,7 +194,9 @@ class TestedRun(Generic[R, W_co]):
         question = Query(derived_id(self._run.id, "query"), name, encode_call(name, args, kwargs, self._limit, "query"))
         answers = await asyncio.to_thread(self._world.leader.activate, self._run, [question])
         if not answers:
-            raise WrongState(f"Workflow {self._workflow.name!r} ended before its code ran, and cannot be asked.")
+            raise WrongState(
+                f"Workflow {self._workflow.name!r} ended before its code ran, so it cannot answer queries."
+            )
         answer = answers[0]
         return answer_of(query, _value(f"Query {name!r}", answer.result, answer.error))
 
@@ -283,8 +285,8 @@ class TestedUpdate(Generic[R]):
             run = run.next
         if self._id not in run.answers:
             raise OrchestratorError(
-                f"Update {name!r} has no answer yet: the code has no handler of this name so far, or that waits for "
-                f"time to pass, or for more."
+                f"Update {name!r} has no answer yet: the code has no handler of this name so far, or the handler "
+                "waits for time to pass or for another event."
             )
         answer = run.answers[self._id]
         value: R = answer_of(self._update, _value(f"Update {name!r}", answer.result, answer.error))

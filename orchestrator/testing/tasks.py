@@ -97,8 +97,7 @@ class TaskTest:
         unknown = None if takes is None else next((name for name in expected if name not in known), None)
         if unknown is not None:
             raise InvalidTask(
-                f"Task {task.name!r} has no argument {unknown!r}, and no option is called so."
-                f"{did_you_mean(unknown, known)}"
+                f"Task {task.name!r} has no argument or option {unknown!r}.{did_you_mean(unknown, known)}"
             )
 
     # -- running

@@ -43,7 +43,7 @@ def test_what_runs_ends_and_what_waits_goes_to_another_worker(
     [[id]] = eventually(lambda: life.sql(heavy, pid=old), "the leader has heard what it weighs")
     told = CliRunner().invoke(main, ["workers", "drain", id])
     assert told.exit_code == 0, told.output
-    assert "takes nothing more, finishes what it runs, and ends" in told.output
+    assert "accepts no more tasks, finishes those that it runs, and exits" in told.output
     eventually(lambda: worker.logged("draining"), "it drains")
     other = life.worker("--concurrency", "1")
     new = started(tmp_path / "waiting")

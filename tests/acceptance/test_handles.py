@@ -132,7 +132,7 @@ def test_a_result_that_no_longer_fits_its_annotation_keeps_nobody_from_the_other
     unfit: Handle[Any] = Handle(project.app._client, other._id, project.move._signature)
     found, good = gather([unfit, project.add.enqueue(2, 2)], timeout=60, return_exceptions=True)
     assert isinstance(found, PayloadError)
-    assert "The result of task 'project.move' does not fit its annotation: expected Point" in str(found)
+    assert "The result of task 'project.move' does not match its annotation: expected Point" in str(found)
     assert good == 4
 
 

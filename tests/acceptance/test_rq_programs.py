@@ -337,4 +337,4 @@ def test_a_worker_without_the_database_says_that_dependencies_need_it(shop: Stac
     first = poor.enqueue(rq_shop.later, 1)
     assert ended(first).return_value == 2
     told = ended(poor.enqueue(rq_shop.later, 1, depends_on=first)).exc_string or ""
-    assert "its worker cannot look at them" in told
+    assert "its worker cannot check them" in told

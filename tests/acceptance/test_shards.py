@@ -206,7 +206,7 @@ def test_commands_show_all_shards_and_complain_of_another_number(sharded: Stack)
     assert all(sharded.processes[0].logged(f"scheduler.leading term=1 shard={number}") for number in addresses)
     assert f"0 led by {addresses[0]}; 1 led by {addresses[1]}" in " ".join(status.split())
     assert " 0 B" not in status
-    assert "2 of worker processes" in sharded.command("doctor").stdout
+    assert "2 live worker processes" in sharded.command("doctor").stdout
     for number in (1, 3):
         sharded.environment["ORCHESTRATOR_SHARDS"] = str(number)
         said = [" ".join(sharded.command(command).stdout.split()) for command in ("status", "doctor")]

@@ -283,7 +283,7 @@ def test_who_may_only_enqueue_starts_runs_with_a_signal_and_signals_none_that_is
     assert status == 200, text
     status, text, signals = start(Scope.ENQUEUE)
     assert (status, signals) == (403, before), text
-    assert "is there needs the scope operate" in text
+    assert "existing run needs the scope operate" in text
     status, text, signals = start(Scope.OPERATE)
     assert (status, signals) == (200, before + 1), text
 

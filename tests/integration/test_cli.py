@@ -368,7 +368,7 @@ def test_what_a_task_says_cannot_command_the_terminal(
     assert "█████░░░░░░░░░░░░░░░ 25 % \ufffd[2Jquarter" in run("tasks", "show", text(loud)).stdout
     nothing = run("tasks", "logs", text(silent))
     assert (nothing.exit_code, nothing.stdout) == (0, "")
-    assert "No line is kept. Kept is what tasks print, log and say with ctx.log" in nothing.stderr
+    assert "No log lines are stored. If the setting capture_logs is on" in nothing.stderr
     assert run("tasks", "logs", NOBODY).exit_code == 1
 
 
@@ -862,7 +862,7 @@ def test_dev_uses_services_that_are_set_starts_a_child_again_that_is_killed_and_
         (scheduler,) = (child for child in psutil.Process(dev.process.pid).children() if "scheduler" in child.cmdline())
         assert "no application is given" in dev.said.read_text(encoding="utf-8")
         scheduler.kill()
-        dev.wait_for("the scheduler was killed by signal 9: starting it again")
+        dev.wait_for("the scheduler was killed by signal 9: restarting it")
         eventually(
             lambda: dev.said.read_text(encoding="utf-8").count("scheduler.leading term=") == 2, "the new one leads"
         )

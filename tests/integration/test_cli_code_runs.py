@@ -385,7 +385,7 @@ def test_status_says_what_becomes_of_runs_whose_workflow_is_gone(
     said = " ".join(CliRunner().invoke(main, ["status"]).output.split())
     assert "No live worker of queue 'default' knows workflow 'parcel': 2 waiting, 1 of them started" in said
     assert "and resumes when a worker knows it again; runs that have not started fail then" in said
-    assert "a worker that knows it: no live one does" in show(begun.id)
+    assert "a worker that has its workflow: no live worker does" in show(begun.id)
     system.sql("UPDATE orchestrator.tasks SET wake_at = now() - interval '1 s' WHERE hold = 'unknown'")
     system.pass_seconds(2)
     assert begun.status() == "stuck"

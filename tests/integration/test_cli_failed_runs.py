@@ -69,7 +69,10 @@ def test_an_event_says_whom_it_may_start(system: System, run: Callable[..., Resu
         "tasks: {a: {task: job}}",
     )
     heard = run("events", "post", "file.arrived").output
-    assert heard == "Posted file.arrived. It starts a run of each of these whose filter it passes: first, second\n"
+    assert (
+        heard
+        == "Posted file.arrived. It starts a run of each of these workflows whose filter it matches: first, second\n"
+    )
     unheard = run("events", "post", "file.arived").output
     assert (
         unheard == "Posted file.arived. No workflow waits for it, so it starts nothing: orchestrator workflows list\n"

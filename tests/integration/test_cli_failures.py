@@ -70,7 +70,7 @@ def test_groups_are_listed_and_handled(run: Callable[..., Result]) -> None:
         (("ack", "shop.sent", "Refused"), "Did you mean 'shop.send'?"),
         (("ack", "shop.pay", "ValueErorr"), "Did you mean 'ValueError'?"),
         (("ack", "shop.pay", "ValueError", "--queue", "bulk"), "No task 'shop.pay' has failed"),
-        (("snooze", "shop.pay", "ValueError", "--for", "soon"), "'soon' is not a length of time"),
+        (("snooze", "shop.pay", "ValueError", "--for", "soon"), "'soon' is not a duration"),
     ],
 )
 def test_a_group_that_is_none_is_refused(run: Callable[..., Result], words: tuple[str, ...], said: str) -> None:

@@ -267,7 +267,7 @@ def test_the_quarantine_is_shown_and_cleared(services: dict[str, str], elsewhere
 
     with Redis.from_url(services["ORCHESTRATOR_REDIS_URL"]) as redis:
         redis.delete("{orchestrator:0}:quarantine")
-        assert run("quarantine", "list").output == "Nothing has been set aside.\n"
+        assert run("quarantine", "list").output == "The quarantine is empty.\n"
         fields = {"entry": "default/5-0", "body": b"\x93\x01\x02\xa1x", "size": 4, "error": "Dispatch expected"}
         redis.xadd("{orchestrator:0}:quarantine", fields, id="1731600000000-0")
         redis.xadd("{orchestrator:0}:quarantine", fields | {"body": b"\xc1", "size": 50_000}, id="1731600000000-1")
@@ -285,7 +285,7 @@ def test_the_quarantine_is_shown_and_cleared(services: dict[str, str], elsewhere
         assert "50,000, the first 1 kept" in cut
         assert r"b'\xc1'" in cut
         missing = run("quarantine", "show", "7-7")
-        assert (missing.exit_code, "Nothing was set aside under 7-7" in missing.stderr) == (1, True)
+        assert (missing.exit_code, "There is no message 7-7 in the quarantine" in missing.stderr) == (1, True)
         assert json.loads(run("status", "--json").stdout)["redis"]["quarantined"] == 3
         status = run("status").output
         assert "3 messages" in status

@@ -154,7 +154,7 @@ def test_what_only_another_release_can_read_is_named(reading: System) -> None:
         reading.sql(f"{strange} WHERE {column} = 'steps'")
         refused = invoke(table, "list")
         assert refused.exit_code == 1
-        assert "Error: What is stored cannot be read by this release: " in refused.stderr
+        assert "Error: This release cannot read stored data: " in refused.stderr
         assert "steps" in refused.stderr
         assert "days" in refused.stderr
 
@@ -177,11 +177,13 @@ def test_a_task_that_is_taken_for_a_run_is_known_and_the_other_way_round(reading
     ):
         refused = invoke(*words)
         assert refused.exit_code == 1
-        said = f"{words[2]}{'' if words[2] == task else '…'} is no run, but a task: job. Look at it: "
+        said = f"{words[2]}{'' if words[2] == task else '…'} is not a run but a task: job. To see it: "
         assert refused.stderr == f"Error: {said}orchestrator tasks show {task}\n"
     for words in (("tasks", "show", run), ("tasks", "retry", run), ("tasks", "logs", run)):
         refused = invoke(*words)
-        assert refused.stderr == f"Error: {run} is no task, but a run: many. Look at it: orchestrator runs show {run}\n"
+        assert (
+            refused.stderr == f"Error: {run} is not a task but a run: many. To see it: orchestrator runs show {run}\n"
+        )
 
 
 def test_status_names_who_locks_the_tables(reading: System, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,7 @@ def test_the_code_declares_schedules(run: Run, monkeypatch: pytest.MonkeyPatch) 
     Path("clash.yaml").write_text("name: shop.clean\ntasks: {a: {task: t}}")
     run("workflows", "apply", "clash.yaml")
     refused = run("schedules", "apply", "--app", "shop_of_schedules:app", exit_code=1).output
-    assert "wants to be called 'shop.clean', and a workflow is called so" in refused
+    assert "cannot be named 'shop.clean', because a workflow has that name" in refused
 
 
 def test_a_schedule_that_is_no_longer_in_the_code_is_named_and_can_be_pruned(
@@ -195,7 +195,7 @@ def test_a_schedule_that_is_no_longer_in_the_code_is_named_and_can_be_pruned(
     assert "goes/default: no longer in the code of forgetful_shop:app; it still fires" in said
     assert forgotten() == {"goes/default"}, "of this application, and of no other"
     assert "no longer in the code of forg" in run("schedules", "list").output
-    assert "has it no more" in run("schedules", "show", "goes").output
+    assert "no longer has it" in run("schedules", "show", "goes").output
     troubles = document(run("status", "--json"))["trouble"]
     assert [found["kind"] for found in troubles if "goes/default" in found["message"]] == ["forgotten schedule"]
     deploy("stays", "goes")

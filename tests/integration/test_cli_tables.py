@@ -82,7 +82,7 @@ def test_one_that_several_begin_with_names_them(here: System) -> None:
     here.sql(_TASKS, ids=ALIKE)
     refused = invoke("tasks", "show", "0199b2f4-7d")
     assert refused.exit_code == 1
-    assert "The ids of several tasks begin or end with 0199b2f4-7d. Write more of it:" in refused.stderr
+    assert "The ids of several tasks begin or end with 0199b2f4-7d. Give more of the id:" in refused.stderr
     named = [line for line in refused.stderr.splitlines() if line.startswith("  0199")]
     assert [line.split()[0] for line in named] == ALIKE[:1:-1], "the newest"
     assert re.search(r"many, success, \d+s ago$", named[0])
@@ -318,8 +318,8 @@ def test_a_backfill_is_previewed_and_counts_what_it_starts(here: System) -> None
     assert invoke(*words, "2026-01-04").exit_code == 0
     here.pass_seconds()
     more = invoke(*words, "2026-01-06", "--dry-run").stdout
-    assert more.count("(has had its run)") == 3
-    assert "5 fires: 2 would get a run, 1 at once, 3 not, because they have had theirs.\n" in more
+    assert more.count("(already has a run)") == 3
+    assert "5 fires: 2 would get a run, 1 at once, 3 already have one.\n" in more
     assert "5 fires: 5 would get a run, 1 at once.\n" in invoke(*words, "2026-01-06", "--dry-run", "--again").stdout
     assert "… and 39 more, up to:" in invoke(*words, "2026-04-01", "--dry-run").stdout
     assert invoke(*words, "2026-01-06").exit_code == 0

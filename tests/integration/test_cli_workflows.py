@@ -163,7 +163,7 @@ def test_a_workflow_is_applied_listed_shown_compared_and_deleted(
     assert run("workflows", "diff", "nightly.yaml").stdout.startswith("--- /dev/null\n+++ nightly.yaml\n")
     applied = run("workflows", "apply", "nightly.yaml")
     assert applied.stdout == "story: version 1 (new)\n"
-    assert applied.stderr.startswith("Note: no application is given, so steps have only the options that the file")
+    assert applied.stderr.startswith("Note: no application is given, so steps have only the options in the file")
     assert run("workflows", "apply", "nightly.yaml").output == "story: version 1 (unchanged)\n"
     same = run("workflows", "diff", "nightly.yaml")
     assert (same.exit_code, same.output) == (0, "")
@@ -188,7 +188,7 @@ def test_a_workflow_is_applied_listed_shown_compared_and_deleted(
     kept = run("workflows", "delete", "story", input="n\n")
     assert kept.exit_code == 1
     deleted = run("workflows", "delete", "story", "--yes")
-    assert deleted.output == "Deleted workflow 'story' and its schedules. Its runs and their history stay.\n"
+    assert deleted.output == "Deleted workflow 'story' and its schedules. Its runs and their history are kept.\n"
     assert run("workflows", "show", "story").stderr.startswith("Error: There is no workflow 'story'. Apply it with")
     assert run("workflows", "show", "story", "--version", "2").exit_code == 0
 
@@ -246,7 +246,7 @@ def test_a_start_with_a_key_that_was_used_says_so(run: Callable[..., Result], re
     words = ("runs", "start", "nightly", "day=2024-01-31", "--key", "told-once")
     first, second = run(*words), run(*words)
     assert (first.stderr, second.stdout) == ("", first.stdout)
-    assert second.stderr.startswith("It was started before, with this id, and is in state '")
+    assert second.stderr.startswith("A run with this id was started before; it is in state '")
     assert read(*words) == {"id": first.stdout.strip(), "new": False, "status": None}
 
 
@@ -258,7 +258,7 @@ def test_a_start_with_a_key_that_was_used_says_so(run: Callable[..., Result], re
         (["nightly", "sise=1"], "unknown parameter 'sise'. Did you mean 'size'?", 1),
         (["nightly", "large"], "Parameter 'large' has no name.", 2),
         (["nightly", "size=1", "size=2"], "Parameter 'size' is given twice.", 2),
-        (["nightly", "--wait", "--watch"], "leave --wait and --json out", 2),
+        (["nightly", "--wait", "--watch"], "cannot be combined with --wait or --json", 2),
     ],
 )
 def test_mistakes_are_messages(run: Callable[..., Result], words: list[str], message: str, exit_code: int) -> None:
@@ -422,7 +422,7 @@ def test_runs_are_found_by_workflow_state_tag_and_time(engine: Engine, read: Cal
 def test_a_time_that_is_none_is_a_usage_error(run: Callable[..., Result]) -> None:
     refused = run("runs", "list", "--since", "yesterday")
     assert refused.exit_code == 2
-    assert "'yesterday' is neither a length of time such as 2h nor a time" in refused.stderr
+    assert "'yesterday' is neither a duration such as 2h nor a time" in refused.stderr
 
 
 _MANY_RUNS = """
@@ -697,12 +697,12 @@ def open_orders(run: Callable[..., Result], connection: Connection) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "exit_code", "said"),
     [
-        ("", "", 0, "Replayed 3 open runs. The code fits."),
+        ("", "", 0, "Replayed 3 open runs. The code matches."),
         (
             "order(ctx: WorkflowContext, item: str)",
             "order(ctx: WorkflowContext, item: int)",
             1,
-            "Signature mismatch (event 1): the run was started with arguments that do not fit: Workflow 'order'",
+            "Signature mismatch (event 1): the run was started with arguments that do not match: Workflow 'order'",
         ),
         ("item: str) -> str:\n    return", "item: str) -> str:\n    1 / 0\n    return", 1, "raises ZeroDivisionError"),
         ("ship.schedule(item)", 'ship.schedule(item + "s")', 1, "Arguments mismatch at task 1 ship (event 3)"),
@@ -753,7 +753,7 @@ def test_replay_check_goes_on_after_code_that_exits(
     monkeypatch.syspath_prepend(str(Path.cwd()))
     result = run("workflows", "replay-check", "--app", "orders:app")
     assert result.output.count("SystemExit: bad") == 3
-    assert "Replayed 3 open runs: 3 of them do not fit the code." in result.output
+    assert "Replayed 3 open runs: 3 of them do not match the code." in result.output
 
 
 @pytest.mark.usefixtures("open_orders")
@@ -764,7 +764,7 @@ def test_replay_check_leaves_out_what_another_application_has(
     monkeypatch.syspath_prepend(str(Path.cwd()))
     result = run("workflows", "replay-check", "--app", "orders_elsewhere:app", "--elsewhere", "order")
     assert result.exit_code == 0, result.output
-    assert "Replayed 1 open run. The code fits." in result.output
+    assert "Replayed 1 open run. The code matches." in result.output
 
 
 # -- export
@@ -822,7 +822,7 @@ def test_histories_are_exported_and_checked_without_a_database(
     check = ("workflows", "replay-check", "--histories", "histories", "--app")
     fitting = run(*check, "depot:app", "--in-order")
     assert fitting.exit_code == 0, fitting.output
-    assert "Replayed 3 runs. The code fits." in fitting.output
+    assert "Replayed 3 runs. The code matches." in fitting.output
     write(EXPORTED.replace('"ship"', '"send"'), "depot_sends.py")
     misfit = run(*check, "depot_sends:app", "--json")
     assert misfit.exit_code == 1
@@ -831,7 +831,7 @@ def test_histories_are_exported_and_checked_without_a_database(
     assert "history has 'ship' and the code says 'send'" in problem["problem"]
     write(EXPORTED.replace("depot/order", "depot/orders"), "depot_lost.py")
     lost = run(*check, "depot_lost:app")
-    assert (lost.exit_code, "Replayed 3 runs: 3 of them do not fit the code." in lost.output) == (1, True)
+    assert (lost.exit_code, "Replayed 3 runs: 3 of them do not match the code." in lost.output) == (1, True)
     assert run(*check, "depot_lost:app", "--elsewhere", "depot/order").exit_code == 2  # nothing was checked
 
 

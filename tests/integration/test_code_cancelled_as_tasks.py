@@ -115,6 +115,6 @@ def test_what_the_code_knows_is_not_retried(
     before = system.count("inbox")
     with pytest.raises(WrongState, match=f"orchestrator runs rerun {handle.id}"):
         system.app.handle(handle.id).retry()
-    with pytest.raises(WrongState, match=f"reset the run to an event before: orchestrator runs reset {handle.id}"):
+    with pytest.raises(WrongState, match=f"reset the run to an earlier event: orchestrator runs reset {handle.id}"):
         system.app.handle(to_text(task.id)).retry()
     assert system.count("inbox") == before

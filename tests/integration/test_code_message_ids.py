@@ -329,7 +329,7 @@ def test_methods_of_other_classes_are_refused_before_anything_is_sent(system: Sy
         with pytest.raises(UnknownHandler, match=r"has no <\w+ .*Other\.\w+>.*Nothing was sent"):
             send()
     with pytest.raises(
-        UnknownHandler, match="Expected a signal by its name or its method, found <query .*Other.total>"
+        UnknownHandler, match="Expected a signal given by its name or its method, found <query .*Other.total>"
     ):
         other.signal(Other.total)  # type: ignore[call-overload]
     assert system.sql("SELECT 1 FROM orchestrator.inbox") == []
@@ -383,7 +383,9 @@ def test_an_update_that_starts_a_run_is_applied_once_also_if_the_run_has_ended(
 
     for options in ({"update": (Pay.pay, 10), "update_id": "payment-7"}, {"signal": ("push", 1)}):
         for policy in ("reject", "return", "anew"):
-            with pytest.raises(InvalidWorkflow, match="Option on_conflict: not with signal= or update="):
+            with pytest.raises(
+                InvalidWorkflow, match="Option on_conflict: it cannot be combined with signal= or update="
+            ):
                 Pay.run.starting(id="p-1", on_conflict=policy, **options)
 
 
@@ -416,7 +418,7 @@ def test_the_stage_of_an_update_says_how_its_run_ended(
     rest(system, worker, engine_)
     assert terminated.stage() == "run terminated"
     assert cancelled.stage() == "completed", "its code has answered"
-    with pytest.raises(WrongState, match="The run ended before update 'add' was done"):
+    with pytest.raises(WrongState, match="The run ended before update 'add' was completed"):
         cancelled.result()
 
 

@@ -177,7 +177,7 @@ def test_under_a_leader_of_the_previous_release_signals_are_sent_as_before_and_a
         report = act(stage.engine, old)
         if plain.run_id.hex() == awaiting.id.replace("-", ""):
             assert report.stuck is not None
-            assert "the scheduler that leads is of the previous release" in report.stuck.message
+            assert "the leading scheduler is of the previous release" in report.stuck.message
         stage.worker.report(report)
         stage.engine.evict(sent.id)
     stage.system.pass_seconds()

@@ -125,7 +125,7 @@ def test_who_names_a_promise_that_nobody_waits_for_is_told_which_are(
     stage.rest()
     stage.ask(lambda: say("reject", handle.id, "other", "no"))
     assert said.pop().startswith(
-        f"Kept for later: run {handle.id} waits for no promise 'other' now; it waits for none."
+        f"Stored for later: run {handle.id} is not waiting for a promise 'other' now; it waits for none."
     )
     stage.go(handle, "on")
     stage.ask(lambda: say("resolve", handle.id, "aproval", "7"))

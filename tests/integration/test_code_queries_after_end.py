@@ -132,7 +132,7 @@ def test_code_that_no_longer_fits_says_so(
     rest(system, worker, engine_)
     error = answer(system, request).error
     assert error is not None
-    assert "it does not fit the history" in error.message
+    assert "the code does not match the history" in error.message
     assert handle.status() == "success"
 
 

@@ -479,7 +479,7 @@ def test_what_cannot_be_reset_is_refused_by_name(stage: Stage, order: CodeWorkfl
         with pytest.raises(WrongState, match=message):
             handle.reset(to=event)
     plain = stage.app.start_many(stage.tasks["one"], [()])
-    with pytest.raises(NotFound, match="is no run of a workflow as code.*runs rerun"):
+    with pytest.raises(NotFound, match="is not a run of a workflow as code.*runs rerun"):
         stage.app.workflow_run(plain.id).reset(to=1)
     with pytest.raises(NotFound, match="No run has the id"):
         stage.app.workflow_run("0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17").reset(to=1)

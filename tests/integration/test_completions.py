@@ -535,7 +535,7 @@ def test_what_is_not_possible_is_refused_with_advice(app: Orchestrator, running:
     with pytest.raises(ConfigurationError, match="worker --database"), running.runtime.transaction():
         raise AssertionError
     alone = TaskContext(task_id=running.ctx.task_id, task_name="job", attempt=1, queue="default")
-    with pytest.raises(OrchestratorError, match="made by hand"):
+    with pytest.raises(OrchestratorError, match="created directly"):
         alone.transaction()
 
 

@@ -291,7 +291,9 @@ def test_a_cancel_ends_child_runs(tasks: Tasks) -> None:
 def test_a_run_of_many_names_the_first_that_failed(tasks: Tasks) -> None:
     run = tasks.fail.map([1, 2]).start()
     tasks.until_ended(run)
-    with pytest.raises(RunFailed, match="2 failed and 0 were cancelled, first shop.fail at place 0: ValueError: no 1"):
+    with pytest.raises(
+        RunFailed, match="2 failed and 0 were cancelled, the first shop.fail at position 0: ValueError: no 1"
+    ):
         run.result()
 
 
@@ -651,8 +653,8 @@ def test_results_have_the_types_of_their_tasks(system: System) -> None:
             "'shop.double' keeps no result",
         ),
         (lambda t: t.double.s(object()), "Argument 1 of task 'shop.double' cannot be serialised"),
-        (lambda _: group([]), "A composition of nothing"),
-        (lambda _: chain([]), "A composition of nothing"),
+        (lambda _: group([]), "An empty composition"),
+        (lambda _: chain([]), "An empty composition"),
         (lambda t: t.double.options(unique_key="a").s(1), "has the option unique_key, and a run needs all its tasks"),
         (lambda t: group(t.double.s("x" * 10**6), t.add.s(1, 2)), "bytes, and at most 1,000,000 are allowed"),
         (lambda t: chain(t.double, t.double.s()), "chain, part 1: expected a call .* found shop.double without .s"),
@@ -680,7 +682,7 @@ def test_items_that_come_only_once_start_one_run(tasks: Tasks, key: str | None) 
     ]
     for one in maps:
         one.start()
-        with pytest.raises(InvalidWorkflow, match="come from an iterator, and a start has read it already. Give it a"):
+        with pytest.raises(InvalidWorkflow, match="come from an iterator, which an earlier start has consumed. Pass a"):
             one.start()
     calls: Any = iter([(1, 2), 3, (4, 5)])
     broken = tasks.add.starmap(calls)

@@ -533,7 +533,7 @@ def test_a_form_leads_back_to_a_page_whose_name_has_a_slash(house: House, anyone
 def test_a_queue_that_nobody_knows_is_not_shown_as_if_there_were_one(house: House, anyone: Visitor) -> None:
     unknown = anyone.get("/ui/queues/mial.out")
     assert unknown.status_code == 404
-    assert "Nobody has named a queue" in unknown.text
+    assert "There is no queue" in unknown.text
     assert "Did you mean &#39;mail.out&#39;?" in unknown.text
     assert "Dispatched" not in unknown.text
     assert anyone.get("/ui/queues/mail.out").status_code == 200
@@ -593,7 +593,7 @@ def test_a_backfill_shows_its_fires_before_it_is_asked_for(house: House, anyone:
     assert "Mon 2026-01-12" not in page
     wrong = anyone.get(f"{path}?start=2026-02-01&end=2026-01-01")
     assert wrong.status_code == 422
-    assert "A backfill is of the past" in wrong.text
+    assert "A backfill covers the past" in wrong.text
     anyone.post(path, start="2026-01-01", end="2026-02-01", back="/ui/schedules")
     assert anyone.said().endswith("was requested: 31 fires.")
 
@@ -602,7 +602,7 @@ def test_a_range_with_too_many_fires_is_refused_with_where_to_end(
     house: House, anyone: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedules, "_MAX_FIRES", 10)
-    said = "Fill in what comes before 2026-01-11T06:00:00+00:00 first, and then from there on."
+    said = "Backfill the time before 2026-01-11T06:00:00+00:00 first, then continue from there."
     page = anyone.get("/ui/schedules/mail-flow/default/backfills?start=2026-01-01&end=2026-02-01")
     assert page.status_code == 422
     assert said in page.text
@@ -616,7 +616,7 @@ def test_a_range_with_too_many_fires_is_refused_with_where_to_end(
     backend = Backend(house.settings)  # as commands have it
     with pytest.raises(InvalidWorkflow, match="has more than 10 fires between") as caught:
         backend.schedules.preview_backfill("mail-flow/default", "2026-01-01", "2026-02-01", None, False)
-    with pytest.raises(InvalidWorkflow, match="at most 20 years.* Fill in what comes before 2020-01-16 first"):
+    with pytest.raises(InvalidWorkflow, match="at most 20 years.* Backfill the time before 2020-01-16 first"):
         backend.schedules.preview_backfill("mail-flow/default", "2000-01-01", "2026-02-01", None, False)
     monkeypatch.undo()
     monkeypatch.setattr(schedules, "_MAX_PREVIEWED", 10)

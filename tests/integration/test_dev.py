@@ -142,7 +142,7 @@ def test_it_brings_its_own_services_follows_the_code_and_takes_them_away(tmp_pat
         dev.wait_for("shop.nightly/default: no longer in the code of shop:app; deleted.")
         assert "shop.nightly" not in project.run("schedules", "list")
         project.run("workers", "drain", eventually(partial(last_worker, project), "it is announced"))
-        dev.wait_for("the worker was drained: starting it again")
+        dev.wait_for("the worker was drained: restarting it")
         assert project.run("enqueue", "resize", "a.png", "--wait") == '"A.PNG"\n'
         stop(dev)
         said = dev.said.read_text(encoding="utf-8")
@@ -176,7 +176,7 @@ def test_its_servers_are_started_again(tmp_path: Path) -> None:
         postgres = int(services.postgres._pid_file.read_text(encoding="utf-8").split()[0])
         for server, title, word in ((redis, "Redis", "a"), (postgres, "Postgres", "b")):
             os.kill(server, signal.SIGKILL)
-            dev.wait_for(f"{title} has ended: starting it again")
+            dev.wait_for(f"{title} has ended: restarting it")
             assert eventually(partial(said, project, word), "a task runs again", 120.0) == f'"{word.upper()}"\n'
         stop(dev)
 
@@ -188,8 +188,8 @@ def test_a_scheduler_that_is_killed_again_and_again_is_started_again(project: Pr
         for number in range(1, 6):
             eventually(lambda: dev.said.read_text(encoding="utf-8").count("scheduler.ready") == number, "it starts")  # noqa: B023
             os.kill(scheduler_of(dev), signal.SIGKILL)
-        dev.wait_for("the scheduler was killed by signal 9: starting it again")
-        dev.wait_for("the scheduler was killed by signal 9, 2 times within 30 s: starting it again in 1 s")
+        dev.wait_for("the scheduler was killed by signal 9: restarting it")
+        dev.wait_for("the scheduler was killed by signal 9, 2 times within 30 s: restarting it in 1 s")
         assert project.run("enqueue", "resize", "a.png", "--wait") == '"A.PNG"\n'
         stop(dev)
 

@@ -125,7 +125,7 @@ def test_who_cannot_be_told_is_not_asked_and_people_learn_why(system: System, pe
     system.pass_seconds()
     assert "earlier release. Send SIGTERM to process 7 on host" in refused(lambda: people.drain("old-7"), WrongState)
     assert "There are old-7, web-1, web-2: see" in refused(lambda: people.drain("web-3"), NotFound)
-    assert "may be 3 workers" in refused(lambda: people.drain("host"), OrchestratorError)
+    assert "matches 3 workers" in refused(lambda: people.drain("host"), OrchestratorError)
     one.leave()
     system.tick_until(lambda: shown(system)["web-1-bb"].state == "stopped")
     assert "has drained and ended already" in refused(lambda: people.drain("web-1"), WrongState)

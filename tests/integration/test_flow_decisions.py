@@ -115,7 +115,9 @@ def test_of_twenty_who_decide_at_once_by_every_road_one_decides(stage: Stage, fl
         (said,) = decided
         assert len(refused) == len(people) - 1
         assert not [
-            text for text in refused if "is decided already" not in text and "waits for no approval" not in text
+            text
+            for text in refused
+            if "is decided already" not in text and "is not waiting for an approval" not in text
         ]
         stage.run(run, 2)
         standing = (run.cursor(), run.shared())
@@ -139,7 +141,7 @@ def test_no_signal_writes_over_a_decision_nor_withdraws_it(stage: Stage) -> None
     run = flows["ask"].start()
     stage.run(run, 2)
     for key, value in (("review", {"ok": "rejected"}), ("review.ok.approved", False), ("$shared.review", None)):
-        with pytest.raises(ExpressionError, match=r"would write over the decision of approval 'ask'.* 'review\.ok'"):
+        with pytest.raises(ExpressionError, match=r"would overwrite the decision of approval 'ask'.* 'review\.ok'"):
             run.signal(key, value)
     with pytest.raises(ExpressionError, match="None decides nothing"):
         run.signal("review.ok", None)
@@ -153,7 +155,7 @@ def test_no_signal_writes_over_a_decision_nor_withdraws_it(stage: Stage) -> None
     assert (run.cursor(), run.shared()) == ("yes", {"review": {"by": "ann", "ok": "yes"}})
     with pytest.raises(WrongState, match=f"'review.ok' of run {run.id} is decided already: {by}"):
         run.reject(node="ask")
-    with pytest.raises(WrongState, match=f"waits for no approval.* Approval 'ask' was {by} To decide"):
+    with pytest.raises(WrongState, match=f"is not waiting for an approval.* Approval 'ask' was {by} To decide"):
         run.reject()
 
 
@@ -203,7 +205,7 @@ def test_a_run_that_is_to_be_cancelled_takes_no_decision_and_no_signal(stage: St
     run.cancel()
     acts: list[Callable[[], None]] = [run.approve, lambda: run.signal("go"), lambda: run.signal("review.ok", "no")]
     for act in acts:
-        with pytest.raises(WrongState, match="hears nothing any more: it is being cancelled"):
+        with pytest.raises(WrongState, match="accepts no more signals: it is being cancelled"):
             act()
     stage.run(run, 3)
     assert run.status() == "cancelled"

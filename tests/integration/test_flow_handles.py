@@ -93,7 +93,7 @@ def test_a_flow_is_started_over_with_what_it_was_given(system: System, run: Flow
     assert [dict(row) for row in rows] == [
         {"version": 1, "params": {"amount": 5}, "tags": ["mine"], "flow": True, "status": "success"}
     ] * 3
-    with pytest.raises(WrongState, match="is of a flow, which begins at its start: leave out the step"):
+    with pytest.raises(WrongState, match="is a run of a flow, which always starts at the beginning: omit the step"):
         run.rerun("ask")
 
 

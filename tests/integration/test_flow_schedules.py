@@ -76,7 +76,7 @@ def test_what_cannot_be_scheduled_is_refused(system: System) -> None:
         schedules.set("ask", every="24h", version=9)
     with pytest.raises(NotFound, match=r"no workflow 'asc', and no published flow\. Did you mean 'ask'\?"):
         schedules.set("asc", every="24h")
-    with pytest.raises(InvalidWorkflow, match="'steps' is a workflow, of which a schedule starts the newest version"):
+    with pytest.raises(InvalidWorkflow, match="'steps' is a workflow, and its schedules start the newest version"):
         schedules.set("steps", every="24h", version=1)
     with pytest.raises(InvalidWorkflow, match="'by-code' is a workflow as code"):
         schedules.set("by-code", every="24h", version=1)

@@ -173,7 +173,7 @@ def test_a_wait_that_nobody_ends_costs_nothing_and_fails_when_its_time_is_up(sta
     assert stage.run(run, 3) == "failed"
     with pytest.raises(RunFailed, match="Nobody sent 'flag'"):
         run.result()
-    with pytest.raises(WrongState, match="hears nothing any more"):
+    with pytest.raises(WrongState, match="accepts no more signals"):
         run.signal("flag")
 
 
@@ -259,7 +259,7 @@ def test_what_decides_nothing_and_what_cannot_be_written_is_refused(stage: Stage
     for value in (["rejected"], 2, {"by": "Ann"}, "rejected.", {"approved": "perhaps"}):
         with pytest.raises(ExpressionError, match="decides nothing"):
             run.signal("ask", value)
-    for key, why in (("$params.x", "written into the shared state"), ("v.w", "'v' is a number, and no mapping")):
+    for key, why in (("$params.x", "expected a key of the shared state"), ("v.w", "'v' is a number, and no mapping")):
         with pytest.raises(ExpressionError, match=why):
             run.signal(key, 1)
     run.signal("ask", {"decision": "later"})

@@ -319,7 +319,7 @@ def test_a_run_starts_with_what_middleware_says_or_not_at_all(stage: Stage) -> N
     stage.app.middleware.add(Gate())
     with_tenant(stage.app.workflows["one"].start)
     with_tenant(lambda: coded.start(7))
-    with pytest.raises(InvalidWorkflow, match="set priority for flow 'graph': options are those of tasks"):
+    with pytest.raises(InvalidWorkflow, match="set priority for flow 'graph': only tasks have options"):
         stage.app.flows["graph"].start()
     with pytest.raises(PermissionError, match="steps"):
         stage.app.workflows["steps"].start()

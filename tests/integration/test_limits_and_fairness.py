@@ -562,7 +562,7 @@ def test_draining_waits_for_the_last_task(system: System) -> None:
     with pytest.raises(TimeoutError, match=r"'default' still holds 1 tasks after 0.01 s\.$"):
         queue.drain(timeout=0.01)
     system.job.options(eta=datetime(2099, 12, 30, 12, tzinfo=UTC)).enqueue()
-    with pytest.raises(TimeoutError, match="Of these 1 wait for their time, the first until 2099-12-30 "):
+    with pytest.raises(TimeoutError, match="1 of them are delayed, the first until 2099-12-30 "):
         queue.drain(timeout=0.01)
 
 

@@ -196,7 +196,7 @@ def test_it_is_shown_by_the_api_the_page_and_the_command(
     system.pass_seconds()
     mine_id, others_id = str(UUID(bytes=mine.id)), str(UUID(bytes=others.id))
     shown = CliRunner().invoke(main, ["tasks", "show", handle.id]).stdout
-    assert mine_id in shown.partition("What it enqueued:")[2]
+    assert mine_id in shown.partition("Tasks that it enqueued:")[2]
     assert f"enqueued by  {handle.id}, job" in CliRunner().invoke(main, ["tasks", "show", mine_id]).stdout
     server = ApiClient(system.settings)
     asked = [("GET", f"/api/v1/tasks/{mine_id}"), ("GET", f"/api/v1/tasks/{mine_id}/lineage")]

@@ -48,7 +48,7 @@ def serve(system: System, queue: str) -> None:
 def test_a_wait_for_a_task_tells_what_is_in_the_way(system: System, app: Orchestrator) -> None:
     handle = app.enqueue("ship")
     stay_young(system)
-    with pytest.raises(ResultTimeout, match="It goes on; ask again"):
+    with pytest.raises(ResultTimeout, match="It is in progress; ask again"):
         handle.result(timeout=0)
     wait_for_long(system)
     with pytest.raises(
@@ -59,7 +59,7 @@ def test_a_wait_for_a_task_tells_what_is_in_the_way(system: System, app: Orchest
     with pytest.raises(ResultTimeout, match="no live worker. Start one:"):
         asyncio.run(handle.aresult(timeout=0.01))
     serve(system, "parcels")
-    with pytest.raises(ResultTimeout, match="It goes on; ask again"):
+    with pytest.raises(ResultTimeout, match="It is in progress; ask again"):
         handle.result(timeout=0.01)
     app.queue("parcels").pause()
     with pytest.raises(ResultTimeout, match="Queue 'parcels' is paused. Resume it: orchestrator queues resume parcels"):
@@ -145,10 +145,11 @@ def test_a_query_without_an_answer_says_which_workers_could_answer(system: Syste
     worker = system.worker("w1", knows=("job", "basket"), queue="default")
     system.pass_seconds()
     said = (
-        "No answer to query run .* within 0.01 s. A worker of queue 'default' that has workflow 'basket' answers, and "
+        "No answer to query run .* within 0.01 s. This needs a worker of queue 'default' that has workflow 'basket': "
     )
     with pytest.raises(
-        ResultTimeout, match=f"{said}none of the 1 live ones has: busy, or lost a moment ago. Ask again"
+        ResultTimeout,
+        match=f"{said}none of the 1 live ones has answered: they are busy, or were lost a moment ago. Try again",
     ):
         handle.query("look", timeout=0.01)
     worker.leave()

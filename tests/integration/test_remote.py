@@ -180,7 +180,7 @@ def test_a_server_that_is_away() -> None:
         with client(url) as (app, double):
             with pytest.raises(Unavailable, match=f"The API at {url} cannot be reached"):
                 double.enqueue(2)
-            with pytest.raises(Exception, match=r"had no result after 0.2 s. The API cannot be asked how it is"):
+            with pytest.raises(Exception, match=r"had no result after 0.2 s. The API cannot be reached"):
                 app.handle(ID).result(0.2)
 
 
@@ -503,7 +503,7 @@ def test_a_fork_has_connections_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("status", "content_type", "body", "kind", "words"),
     [
-        (200, "text/html", b"<html>", ConfigurationError, "is no API of an orchestrator"),
+        (200, "text/html", b"<html>", ConfigurationError, "is not the API of an orchestrator"),
         (200, "application/json", b'{"name": "another"}', OrchestratorError, "cannot be understood"),
         (404, "text/html", b"", ConfigurationError, "status 404 and text/html"),
         (

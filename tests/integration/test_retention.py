@@ -315,7 +315,7 @@ _LEFT = ("runs", "ended_tasks", "histories", "run_keys", "deletions")
 
 
 def test_a_deleted_run_goes_with_all_that_is_its_own_whatever_interrupts_that(system: System) -> None:
-    """Young as it is, and although everything is kept for ever."""
+    """Young as it is, and although everything is kept forever."""
     for steps in count():
         ids = [str(uuid4()) for _ in range(3)]
         for id, parent in zip(ids, [None, *ids], strict=False):
@@ -343,7 +343,7 @@ def test_only_ended_runs_are_deleted_and_children_with_their_parents(system: Sys
     open_run = system.app.start_many(system.job, [1, 2])
     with pytest.raises(WrongState, match=r"Cannot delete run .*: it is in state 'pending'"):
         open_run.delete()
-    with pytest.raises(WrongState, match="a child of another run and is deleted with that one"):
+    with pytest.raises(WrongState, match="a child of another run and is deleted with that run"):
         system.app.run(child).delete()
     with pytest.raises(NotFound):
         system.app.run(uuid4()).delete()
@@ -500,7 +500,7 @@ def test_a_queue_is_told_on_the_command_line(command: Callable[..., str]) -> Non
     assert command("queues", "retain", "mail", "--success", "1h", "--new") == "Queue mail keeps success 1h.\n"
     said = command("queues", "retain", "mail", "--success", "1h", "--failed", "forever")
     assert said == "Queue mail keeps success 1h, failed for ever.\n"
-    assert "success 1h, failed kept for ever" in command("queues")
+    assert "success 1h, failed kept forever" in command("queues")
     assert '"retention_success": 3600.0' in command("queues", "--json")
     assert "as long as the settings say" in command("queues", "retain", "mail", "--none")
     assert "mail" not in command("queues")

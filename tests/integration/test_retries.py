@@ -212,6 +212,6 @@ def test_the_command_shows_what_it_will_do_and_asks(failed: System, run: Callabl
 
 
 def test_the_command_wants_ids_or_a_filter(run: Callable[..., Result], failed: System) -> None:
-    assert "Give the ids of tasks, or which failed ones are meant" in run().output
+    assert "Give the ids of tasks, or select failed tasks with" in run().output
     assert "No failed task matches." in run("--name", "unheard-of", "--yes").output
     assert failed.count("inbox") == 0

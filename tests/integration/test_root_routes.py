@@ -109,7 +109,7 @@ def test_a_flow_begins_with_the_shared_state_that_it_is_given(stage: Stage, http
         assert http.get("/tasks/get", params={"id": task}).json()["shared"] == {"x": 1}
     started = http.post("/api/v1/flows/begun/runs", json={"shared": {"x": 2}}).json()["id"]
     assert http.get(f"/api/v1/runs/{started}/flow").json()["shared"] == {"x": 2}
-    with pytest.raises(InvalidWorkflow, match="decides approval 'ask' at 'ask': leave that to `approve`"):
+    with pytest.raises(InvalidWorkflow, match="decides approval 'ask' at 'ask': use `approve` for that"):
         flows["begun"].options(shared={"ask": "approved"}).start()
 
 

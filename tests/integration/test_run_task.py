@@ -87,8 +87,8 @@ def test_a_failure_is_exit_code_1_and_says_why(
     ("words", "environ", "said"),
     [
         (["container_jobs:double"], {}, "Neither TASK_SPEC_PATH nor TASK_SPEC"),
-        (["container_jobs:double"], {"TASK_SPEC": "["}, "in TASK_SPEC is not what"),
-        (["container_jobs:double"], {"TASK_SPEC_PATH": "/no/such/file"}, "nothing at /no/such/file"),
+        (["container_jobs:double"], {"TASK_SPEC": "["}, "in TASK_SPEC is not a valid"),
+        (["container_jobs:double"], {"TASK_SPEC_PATH": "/no/such/file"}, "no file /no/such/file"),
         (["container_jobs:nothing"], {"TASK_SPEC": "{}"}, "There is no function"),
         (["--app", "container_jobs:app"], {"TASK_SPEC": '{"task": "dubble"}'}, "double"),
     ],

@@ -335,7 +335,7 @@ def test_people_are_told_which_run_is_stuck_and_why(system: System, worker: Work
     try:
         shown = said("runs", "show", poisoned.id)
         assert f"stuck {kind}: " in shown, shown
-        assert f"or: orchestrator runs retry {poisoned.id}" in shown
+        assert f": orchestrator runs retry {poisoned.id}" in shown
         assert json.loads(said("runs", "show", poisoned.id, "--json"))["stuck"]["kind"] == kind
         assert poisoned.id[:8] in said("runs", "list", "--stuck")
         assert f"1 run cannot continue; the newest: {poisoned.id}: {kind}: " in said("status")

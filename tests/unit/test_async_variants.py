@@ -167,7 +167,7 @@ def test_inside_a_workflow_a_twin_is_the_command_or_the_refusal_that_the_method_
     async def main() -> None:
         async with WorkflowTest() as test:
             run = await test.start(asks)
-            assert all("nothing is asked or told directly" in text for text in await run.result())
+            assert all("cannot call the orchestrator directly" in text for text in await run.result())
             assert sum(isinstance(event.what, history.SignalSent) for event in run.history.events) == 1
 
     asyncio.run(main())

@@ -191,7 +191,9 @@ def test_names_and_types_are_checked_at_once() -> None:
 def test_a_task_with_other_options_is_not_what_workers_know() -> None:
     task = Orchestrator().task(name="t")(lambda: None)
     Workflow("x").task("a", task)
-    with pytest.raises(InvalidWorkflow, match=r"A step runs task 't' as it is registered. Give what options\(…\) says"):
+    with pytest.raises(
+        InvalidWorkflow, match=r"A step runs task 't' as it is registered. Pass the options to the step"
+    ):
         Workflow("x").task("a", task.options(concurrency=3))
 
 

@@ -77,13 +77,13 @@ def test_a_workflow_reaches_no_other_cell(workflow: CodeWorkflow[[], object]) ->
         async with WorkflowTest() as test:
             await test.run(workflow)
 
-    with pytest.raises(OrchestratorError, match="reached via a cell inside a workflow"):
+    with pytest.raises(OrchestratorError, match="called via a cell inside a workflow"):
         asyncio.run(play())
 
 
 def test_handles_of_two_cells_are_not_waited_for_together() -> None:
     here: list[Handle[str]] = [Handle(one._client, new_id()) for one in (app, europe)]
-    with pytest.raises(ValueError, match="is of another cell than"):
+    with pytest.raises(ValueError, match="belongs to a different cell from"):
         gather(here)
 
 
@@ -106,12 +106,14 @@ MIXED: list[Callable[[], object]] = [
 
 @pytest.mark.parametrize("call", MIXED)
 def test_a_task_of_one_cell_is_not_given_to_another(call: Callable[[], object]) -> None:
-    with pytest.raises(InvalidTask, match=r"is for .*(cell|own deployment).*, and '\S+' was given via the .*Leave out"):
+    with pytest.raises(InvalidTask, match=r"is for .*(cell|own deployment).*, but '\S+' was made for the .*Omit"):
         call()
 
 
 def test_compositions_and_flows_run_in_one_cell() -> None:
-    with pytest.raises(InvalidWorkflow, match=r"resize via the cell namespace europe> is of another than <Task \S*ze>"):
+    with pytest.raises(
+        InvalidWorkflow, match=r"resize via the cell namespace europe> belongs to a different one from <Task \S*ze>"
+    ):
         chain(resize.s("a", 1), there.s(1)).start()
     with pytest.raises(InvalidWorkflow, match=r"Leave out the task's via"):
         FlowGraph("one").executor("one", run=there)

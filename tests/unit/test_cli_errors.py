@@ -62,13 +62,13 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     gone.mkdir()
     script = f"rmdir {gone}; exec {sys.executable} -P -m orchestrator status"
     refused = subprocess.run(["sh", "-c", script], cwd=gone, capture_output=True, text=True, timeout=60)
-    assert refused.stderr == "Error: The folder in which this was started is gone. Change to another one.\n"
+    assert refused.stderr == "Error: The current folder no longer exists. Change to another one.\n"
 
 
 def test_an_output_that_is_full_or_closed() -> None:
     with Path("/dev/full").open("w") as full:
         refused = orchestrator(*NEXT, stdout=full)
-    assert refused.stderr.startswith("Error: What is to be printed cannot be written: there is no space left.\n")
+    assert refused.stderr.startswith("Error: Cannot write output: no space left on device.\n")
     assert "Traceback" not in refused.stderr
     words = " ".join(NEXT)
     closed = subprocess.run(

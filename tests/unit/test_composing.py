@@ -121,7 +121,7 @@ def test_what_is_nested_as_deeply_as_it_may_be_is_not_refused() -> None:
 def test_tasks_of_two_applications_are_refused() -> None:
     other = Orchestrator(Settings()).task(name="other.add")(lambda one: one)
     for part in (chain(add.s(1), other.s()), group(add.s(1), other.map([1]))):
-        with pytest.raises(InvalidWorkflow, match=r"<Task other.add> is of another than <Task \S*add>"):
+        with pytest.raises(InvalidWorkflow, match=r"<Task other.add> belongs to a different one from <Task \S*add>"):
             part.start()
 
 

@@ -41,8 +41,8 @@ def test_one_that_ends_is_started_again_after_growing_pauses(
         assert servers.restart_ended()
         assert redis.running
     assert (postgres.starts, redis.starts) == (0, 5)
-    assert "Redis has ended: starting it again" in caplog.text
-    assert "Redis has ended, 5 times within 30 s: starting it again in 8 s" in caplog.text
+    assert "Redis has ended: restarting it" in caplog.text
+    assert "Redis has ended, 5 times within 30 s: restarting it in 8 s" in caplog.text
 
 
 def test_what_others_run_is_none_of_its_business(tmp_path: Path) -> None:

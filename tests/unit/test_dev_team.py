@@ -60,8 +60,8 @@ def test_who_is_killed_again_and_again_is_started_again_after_growing_pauses(
         pauses.append(clock[0] - begun)
     assert pauses[:7] == [0, 1, 2, 4, 8, 10, 10]
     assert max(pauses) == 10
-    assert caplog.messages[0] == "the scheduler was killed by signal 9: starting it again"
-    assert caplog.messages[3] == ("the scheduler was killed by signal 9, 4 times within 30 s: starting it again in 4 s")
+    assert caplog.messages[0] == "the scheduler was killed by signal 9: restarting it"
+    assert caplog.messages[3] == ("the scheduler was killed by signal 9, 4 times within 30 s: restarting it in 4 s")
     clock[0] += 31
     assert team.kill(ready=True)
     assert team._restarts.take_due() == ["scheduler"]

@@ -44,7 +44,7 @@ def test_what_cannot_name_a_variable_is_refused(name: str) -> None:
 
 
 def test_what_is_no_plain_data_is_refused() -> None:
-    with pytest.raises(InvalidTask, match="Option executor: Http holds what is no plain data: "):
+    with pytest.raises(InvalidTask, match="Option executor: Http holds a value that is not plain data: "):
         Orchestrator().task(name="it", executor=Http(service="sum", params={"a": object()}))(_body)
 
 

@@ -568,7 +568,7 @@ class Misspelt(Middleware):
         ({"middleware": [Misspelt()]}, "Misspelt.exceute is never called. Did you mean 'execute'"),
         ({"context": None}, r"context=…\): expected a list, found None"),
         ({"middleware": [OnlyAsync()]}, "OnlyAsync has aexecute and no execute"),
-        ({"middleware": [Awaiting()]}, "Awaiting.enqueue is called where nothing can be awaited"),
+        ({"middleware": [Awaiting()]}, "Awaiting.enqueue is called from code that cannot await"),
         ({"middleware": [Middleware]}, "expected an object of a class below Middleware"),
         ({"context": ["tenant"]}, "expected context variables"),
         ({"context": [tenant, ContextVar("tenant")]}, "each with a name of its own"),

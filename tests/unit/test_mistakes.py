@@ -226,7 +226,7 @@ def test_whoever_waits_gives_a_number_of_seconds(app: Orchestrator, timeout: Any
         lambda: app.queue("mail").drain(timeout),
     ]
     for call in calls:
-        with pytest.raises(TypeError, match="timeout: expected a number of seconds, or None to wait for ever, found "):
+        with pytest.raises(TypeError, match="timeout: expected a number of seconds, or None to wait forever, found "):
             call()
 
 

@@ -113,7 +113,7 @@ def test_modules_called_tasks_are_found_wherever_they_are_below_a_package(write:
             r"'bakery.bread' cannot be imported. UnknownOption: .*'retries'(?s:.*)\n  in .*/bakery/bread.py, line 4",
         ),
         ({"autodiscover": ["backery"]}, {}, r"\(autodiscover=…\): there is no package 'backery'"),
-        ({"autodiscover": ["bakery.bread"]}, {"bakery__bread": TASK}, "A single module belongs into include="),
+        ({"autodiscover": ["bakery.bread"]}, {"bakery__bread": TASK}, "A single module belongs in include="),
         (
             {"autodiscover": ["bakery"]},
             {"bakery__bread": TASK},

@@ -81,5 +81,5 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [Line, int, dict])
 def test_what_travels_by_itself_needs_none(app: Orchestrator, kind: type) -> None:
-    with pytest.raises(InvalidTask, match=f"{kind.__name__} travels by itself"):
+    with pytest.raises(InvalidTask, match=f"{kind.__name__} is supported already"):
         app.register_type(kind, encode=str, decode=kind)

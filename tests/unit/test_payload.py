@@ -544,7 +544,7 @@ def test_bad_task_names(app: Orchestrator, name: Any) -> None:
 
 def test_two_functions_cannot_be_one_task(app: Orchestrator) -> None:
     app.task(name="same")(resize)
-    with pytest.raises(InvalidTask, match="Two functions want to be the task 'same'"):
+    with pytest.raises(InvalidTask, match="Task name 'same' is registered twice"):
         app.task(name="same")(_typed)
 
 

@@ -437,7 +437,7 @@ def test_a_result_that_does_not_fit_fails_the_attempt_once_and_for_all(
     assert isinstance(report, Failed)
     assert not report.retryable
     assert report.error.kind == "orchestrator.errors.PayloadError"
-    assert "The result of task 'echo' does not fit its annotation: expected" in report.error.message
+    assert "The result of task 'echo' does not match its annotation: expected" in report.error.message
     function = task.function.__code__
     assert f'File "{function.co_filename}", line ' in report.error.traceback
     assert "/orchestrator/sdk/" not in report.error.traceback, "only the function of the task"
@@ -463,7 +463,7 @@ def test_a_result_that_nobody_keeps_is_not_looked_at(app: Orchestrator) -> None:
 
 def test_a_stored_result_that_no_longer_fits_says_so(app: Orchestrator) -> None:
     task, _ = echo(app, int)
-    with pytest.raises(PayloadError, match="The result of task 'echo' does not fit its annotation: expected int"):
+    with pytest.raises(PayloadError, match="The result of task 'echo' does not match its annotation: expected int"):
         task._signature.restore_result(decode_value(encode_value("old", "it", 100)))
 
 
@@ -537,17 +537,23 @@ def test_annotations_of_the_simplest_kind_cost_no_look_at_the_payload(
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (Opaque, "the value of Opaque.THING is no data, and so cannot travel: builtins.object is not plain data"),
-        (Alike, "Alike.NUMBER and Alike.TEXT travel as the same data, and could not be told apart"),
-        (list[Alike], "travel as the same data"),
-        (Mixed | None, "a None could be a member of enum Mixed, or no member at all"),
-        (Point | int, "one cannot be told from the others by its data"),
-        (Passing, "dataclass Passing has an InitVar, 'seed': it is not kept, and so cannot travel. Make it a field"),
+        (
+            Opaque,
+            "the value of Opaque.THING is not plain data, so it cannot be sent: builtins.object is not plain data",
+        ),
+        (Alike, "Alike.NUMBER and Alike.TEXT are encoded as the same data, and cannot be told apart"),
+        (list[Alike], "are encoded as the same data"),
+        (Mixed | None, "None is ambiguous: it is also a member of enum Mixed"),
+        (Point | int, "cannot be told apart by their data"),
+        (
+            Passing,
+            "dataclass Passing has an InitVar, 'seed': its value is not stored, so it cannot be sent. Make it a field",
+        ),
         (dict[str, Passing], "InitVar, 'seed'"),
-        (Held, "field 'start' of Held is of a type that msgspec has no support for"),
+        (Held, "field 'start' of Held has a type that msgspec does not support"),
         (Loose, "more than one str-like type"),
         (Order | Stop, "may not contain more than one dataclass"),
-        (Order | Trip, "one cannot be told from the others by its data"),
+        (Order | Trip, "cannot be told apart by their data"),
     ],
     ids=str,
 )

@@ -116,10 +116,10 @@ def test_a_key_of_arguments_that_only_a_run_knows(app: Orchestrator, step: dict[
     [
         ({"unique_key": "k"}, "has the option unique_key, and a run needs all its tasks"),
         ({"idempotency_key": "k"}, "has the option idempotency_key, and a run needs all its tasks"),
-        ({"eta": datetime(2030, 1, 1, tzinfo=UTC)}, "option eta is a moment.* Give delay in seconds"),
-        ({"expires": datetime(2030, 1, 1, tzinfo=UTC)}, "option expires is a moment.* Give expires in seconds"),
+        ({"eta": datetime(2030, 1, 1, tzinfo=UTC)}, "option eta is a fixed moment.* Give delay in seconds"),
+        ({"expires": datetime(2030, 1, 1, tzinfo=UTC)}, "option expires is a fixed moment.* Give expires in seconds"),
         ({"on_success": True}, "option on_success=True is for calls inside a task only"),
-        ({"concurrency_key": lambda: 1 / 0}, "cannot be told of the arguments {}: ZeroDivisionError"),
+        ({"concurrency_key": lambda: 1 / 0}, "cannot be computed from the arguments {}: ZeroDivisionError"),
         ({"concurrency_key": lambda: ""}, "Option concurrency_key: expected printable text"),
         ({"weight": lambda: 0}, "Option weight: expected a number from"),
         ({"soft_timeout": 30}, "Option soft_timeout: expected less than the timeout"),
@@ -245,8 +245,8 @@ def test_a_file_says_nothing_of_it(app: Orchestrator) -> None:
         ({"unique_key": "k"}, "its keys are unique or depend on its arguments"),
         ({"idempotency_key": "k"}, "its keys are unique or depend on its arguments"),
         ({"concurrency_key": lambda **_: "k"}, "its keys are unique or depend on its arguments"),
-        ({"eta": datetime(2030, 1, 1, tzinfo=UTC)}, "its eta or expires is a moment"),
-        ({"expires": datetime(2030, 1, 1, tzinfo=UTC)}, "its eta or expires is a moment"),
+        ({"eta": datetime(2030, 1, 1, tzinfo=UTC)}, "its eta or expires is a fixed moment"),
+        ({"expires": datetime(2030, 1, 1, tzinfo=UTC)}, "its eta or expires is a fixed moment"),
     ],
 )
 def test_what_no_follower_can_keep_is_refused(app: Orchestrator, options: dict[str, Any], message: str) -> None:

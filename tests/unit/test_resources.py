@@ -318,7 +318,7 @@ def test_what_cannot_be() -> None:
         @app.workflow
         async def flow(ctx: Any, db: Any = Depends(session)) -> None: ...
 
-    with pytest.raises(InvalidTask, match="Two functions want to be the task 'place2'"):
+    with pytest.raises(InvalidTask, match="Task name 'place2' is registered twice"):
         app.task(name="place2")(lambda db=Depends(session): [db])
         app.task(name="place2")(lambda db=Depends(session): (db,))
 

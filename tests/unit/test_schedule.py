@@ -210,7 +210,7 @@ def test_what_lies_outside_is_not_caught_up_with() -> None:
             {"cron": "0 3 * * *", "start": "2026-02-01", "end": "2026-02-01"},
             "schedule.end: expected a moment after start",
         ),
-        ({"at": "2026-02-01", "end": "2026-03-01"}, "schedule.end: expected with cron or every"),
+        ({"at": "2026-02-01", "end": "2026-03-01"}, "schedule.end: expected only with cron or every"),
     ],
 )
 def test_bounds_that_make_no_sense_are_refused(data: dict[str, str], words: str) -> None:

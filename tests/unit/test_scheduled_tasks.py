@@ -77,7 +77,7 @@ def test_two_schedules_of_a_task_want_two_names() -> None:
     declare(app, every="1h")  # the module was imported twice
     declare(app, "weekly", every="7d")
     assert list(app.schedules._declared) == ["clean", "weekly"]
-    with pytest.raises(InvalidTask, match="Two schedules want to be called 'clean'"):
+    with pytest.raises(InvalidTask, match="Schedule name 'clean' is used twice"):
         declare(app, every="2h")
 
 
@@ -89,7 +89,7 @@ def test_what_is_refused_at_once() -> None:
         app.schedule(every="1h")(lambda: None)  # type: ignore[type-var]
     with pytest.raises(InvalidTask, match="has the option unique_key, and a run needs all its tasks"):
         app.schedule(every="1h")(app.task(name="only", unique_key="k")(lambda: None))
-    with pytest.raises(InvalidTask, match="option eta is a moment"):
+    with pytest.raises(InvalidTask, match="option eta is a fixed moment"):
         app.schedule(every="1h")(app.task(name="late", eta=datetime(2030, 1, 1, tzinfo=UTC))(lambda: None))
     with pytest.raises(UnknownOption):
         wrong: Any = {"cron": "* * * * *"}

@@ -59,15 +59,15 @@ def test_log_levels_are_known() -> None:
 
 
 def test_words_are_text() -> None:
-    with pytest.raises(InvalidTask, match="Progress of task 'big': expected a text, found 7"):
+    with pytest.raises(InvalidTask, match="Progress of task 'big': expected a string, found 7"):
         by_hand().progress(0.5, 7)  # type: ignore[arg-type]
-    with pytest.raises(InvalidTask, match=r"Log of task 'big': expected a text, found \['a'\]"):
+    with pytest.raises(InvalidTask, match=r"Log of task 'big': expected a string, found \['a'\]"):
         by_hand().log(["a"])  # type: ignore[arg-type]
 
 
 def test_what_is_left_is_small_and_plain() -> None:
     by_hand().heartbeat("x" * 9_000)
-    with pytest.raises(PayloadError, match=r"'big' leaves .* at most 10,000"):
+    with pytest.raises(PayloadError, match=r"'big' saves .* at most 10,000"):
         by_hand().heartbeat("x" * 11_000)
     with pytest.raises(PayloadError, match="cannot be serialised"):
         by_hand().heartbeat(object())

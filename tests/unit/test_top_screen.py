@@ -175,7 +175,7 @@ def test_nothing_is_done_without_an_answer() -> None:
     assert pressed(view, "p") == []
     assert "Pause queue images?" in screen(view).splitlines()[-1]
     assert pressed(view, "n") == []
-    assert "left as it is" in screen(view)
+    assert "nothing changed" in screen(view)
     assert pressed(view, "down", "p", "y") == [Action("pause", "mail")]
     assert pressed(view, "tab", "down", "down", "c") == []
     assert f"Cancel task shop.task2 {ID.format(2)}?" in screen(view, 120)
@@ -213,7 +213,7 @@ def test_what_is_wrong_is_said() -> None:
         "1 runs",
         "2 messages",
         "3 schedules",
-        "w1 stands still",
+        "w1 is unresponsive",
     ):
         assert words in said, words
 

@@ -37,11 +37,11 @@ def test_resident_memory() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--autoscale", "4"], "'4' is not the fewest and the most processes, such as 1,8."),
-        (["--autoscale", "0,4"], "'0,4' is not the fewest and the most processes, such as 1,8."),
-        (["--autoscale", "5,4"], "'5,4' is not the fewest and the most processes, such as 1,8."),
-        (["--autoscale", "a,b"], "'a,b' is not the fewest and the most processes, such as 1,8."),
-        (["--autoscale", "1,4", "--processes", "2"], "--autoscale says how many processes there are"),
+        (["--autoscale", "4"], "'4' is not a minimum and maximum number of processes, such as 1,8."),
+        (["--autoscale", "0,4"], "'0,4' is not a minimum and maximum number of processes, such as 1,8."),
+        (["--autoscale", "5,4"], "'5,4' is not a minimum and maximum number of processes, such as 1,8."),
+        (["--autoscale", "a,b"], "'a,b' is not a minimum and maximum number of processes, such as 1,8."),
+        (["--autoscale", "1,4", "--processes", "2"], "--autoscale sets the number of processes"),
         (["--max-memory", "lots"], "'lots' is not an amount of memory of 32MB or more, such as 512MB or 2GB."),
         (["--max-memory", "512"], "'512' is not an amount of memory of 32MB or more"),
         (["--max-tasks-per-process", "0"], "0 is not in the range x>=1"),

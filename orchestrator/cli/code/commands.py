@@ -103,8 +103,9 @@ def _kept_message(run: UUID, promise: str, promises: Sequence[str]) -> str:
     """Return the message for a resolution of a promise that the run does not have yet, with its open promises."""
     instead = f"it waits for {', '.join(map(repr, promises))}" if promises else "it waits for none"
     return (
-        f"Kept for later: run {run} waits for no promise {promise!r} now; {instead}.{did_you_mean(promise, promises)} "
-        f"The first promise of that name that its code makes will have it."
+        f"Stored for later: run {run} is not waiting for a promise {promise!r} now; "
+        f"{instead}.{did_you_mean(promise, promises)} The first promise of that name that its code creates will "
+        "receive it."
     )
 
 
@@ -173,7 +174,7 @@ def reset(run: UUID, to: int, reason: str, dry_run: bool, yes: bool, as_json: bo
         handle = app.workflow_run(run)
         lines = preview(run.bytes, handle.history().events, to)
         if not as_json and (dry_run or not yes):
-            print_table(("number>", "what…", "fate…"), lines, empty="Nothing has happened but its start.")
+            print_table(("number>", "what…", "fate…"), lines, empty="Nothing has happened since its start.")
         confirm(f"Reset run {run} to event {to}?", yes=yes or dry_run, err=True)
         new = None if dry_run else handle.reset(to=to, reason=reason).id
     if as_json:

@@ -81,8 +81,10 @@ class _Exported(msgspec.Struct):
 @click.option(
     "--in-order",
     is_flag=True,
-    help="Also refuse a changed order of commands of different kinds. Live runs continue with such code, "
-    "although they have run in another order.",
+    help=(
+        "Also refuse a changed order of commands of different kinds. Live runs can continue with such code, even "
+        "if they ran in a different order."
+    ),
 )
 @click.option(
     "--elsewhere",
@@ -101,10 +103,10 @@ def replay_check(
     as_json: bool,
     once: bool,
 ) -> None:
-    """Replay the histories of open runs against the code before a deploy; exit with 1 if one does not fit.
+    """Replay the histories of open runs against the code before a deploy; exit with 1 if one does not match.
 
-    Open runs of workflows that the application lacks would be stuck, and count as misfits. If all runs fit, the code
-    runs once more in a process with another hash seed: it must not depend on the order of a set.
+    Open runs of workflows that the application lacks would be stuck, and count as mismatches. If all runs match, the
+    code runs once more in a process with a different hash seed: it must not depend on the order of a set.
 
     \b
     Example:
@@ -112,13 +114,13 @@ def replay_check(
       orchestrator workflows replay-check --app shop:app --histories histories   # in CI
     """
     if histories is not None and since is not None:
-        raise click.UsageError("--since chooses runs in the database: give it to `workflows export`.")
+        raise click.UsageError("--since selects runs in the database: pass it to `workflows export`.")
     settings = load_settings(app=app) if app else load_settings()
     check = _Check(load_app(require_app(settings)).code_workflows, elsewhere, in_order)
     if histories is not None:
         check.files(sorted(histories.glob("*.json")))
         if not (check.checked or check.waiting):
-            raise click.UsageError(f"{histories} has no histories: write some with `orchestrator workflows export`.")
+            raise click.UsageError(f"{histories} has no histories: export some with `orchestrator workflows export`.")
     else:
         with open_calls() as calls:
             check.open_runs(calls, since)
@@ -143,10 +145,10 @@ def replay_check(
         echo(f"There is no {what} to replay.")
     elif misfits:
         do = "does" if misfits == 1 else "do"
-        echo(f"Replayed {counted(check.checked, what)}: {misfits:,} of them {do} not fit the code.")
-        echo("Before you deploy it, keep both ways with ctx.patched(…), or raise version=.")
+        echo(f"Replayed {counted(check.checked, what)}: {misfits:,} of them {do} not match the code.")
+        echo("Before you deploy it, keep both code paths with ctx.patched(…), or raise version=.")
     else:
-        echo(f"Replayed {counted(check.checked, what)}. The code fits.")
+        echo(f"Replayed {counted(check.checked, what)}. The code matches.")
     sys.exit(1 if misfits else 0)
 
 
@@ -218,7 +220,7 @@ class _Check:
 
 
 def _check_with_other_seed(arguments: Sequence[str]) -> None:
-    """Repeat the check in a process with another hash seed. If a run does not fit there, print the output and exit."""
+    """Repeat the check in a process with a different hash seed. If a run does not match, print the output and exit."""
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     command = [sys.executable, "-m", "orchestrator", "workflows", "replay-check", "--once", *arguments]
     result = subprocess.run(
@@ -226,8 +228,8 @@ def _check_with_other_seed(arguments: Sequence[str]) -> None:
     )
     if result.returncode:
         echo(
-            f"The code fits here, but not in a process with PYTHONHASHSEED={seed}: it depends on the order of a set. "
-            f"Sort the set.",
+            f"The code matches here, but not in a process with PYTHONHASHSEED={seed}: it depends on the order of "
+            "a set. Sort the set.",
             err=True,
         )
         echo(result.stderr.rstrip(), err=True)

@@ -35,9 +35,9 @@ from orchestrator.store.insights import CodeView, OpenView, ResetView, RunView
 from orchestrator.terminal_safe import one_line
 
 _TURN_TEXTS = {
-    "ready": "a worker: there is news for its code",
-    "unknown": "a worker that knows it: no live one does",
-    "running": "the end of its turn: its code runs now",
+    "ready": "a worker, to process new events",
+    "unknown": "a worker that has its workflow: no live worker does",
+    "running": "the end of its turn: its code is running",
 }
 
 
@@ -128,7 +128,7 @@ def watch_code(app: Orchestrator, run: UUID, read: Callable[[UUID], tuple[RunVie
         if ended.reason not in CONTINUATION_REASONS:
             break
         run = UUID(bytes=successor_id(run.bytes))
-        echo(f"It goes on as run {run}.")
+        echo(f"It continues as run {run}.")
     _, code = read(run)
     if code.result is not None:
         echo(f"Result: {data_text(stored_value(code.result))}")

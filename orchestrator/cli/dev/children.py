@@ -140,8 +140,8 @@ class Restarts:
         now = time.monotonic()
         ended = self._ended[name] = [*(at for at in self._ended.get(name, ()) if at > now - RESTART_WINDOW), now]
         pause = min(2.0 ** (len(ended) - 2), _MAX_PAUSE) if len(ended) > 1 else 0.0
-        when = f", {len(ended)} times within {RESTART_WINDOW:g} s: starting it again in {pause:g} s"
-        say("dev", f"{how}{when if pause else ': starting it again'}", logging.WARNING)
+        when = f", {len(ended)} times within {RESTART_WINDOW:g} s: restarting it in {pause:g} s"
+        say("dev", f"{how}{when if pause else ': restarting it'}", logging.WARNING)
         self._due[name] = now + pause
 
     def __contains__(self, name: str) -> bool:

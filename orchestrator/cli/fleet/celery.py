@@ -113,7 +113,7 @@ def _resolve(path: str) -> str:
         for name in (attribute_, "app", "celery", *apps):
             if name in apps:
                 return f"{module}:{name}"
-    raise ConfigurationError(f"There is no application of orchestrator.compat.celery in {path!r}, nor in its `celery`.")
+    raise ConfigurationError(f"No application of orchestrator.compat.celery was found in {path!r} or in its `celery`.")
 
 
 def _exists(module: str) -> bool:
@@ -329,7 +329,7 @@ def purge(context: click.Context, force: bool) -> None:
     """
     _, app = _load_program(context)
     if not force:
-        click.confirm("This cancels everything that waits. Go on?", abort=True)
+        click.confirm("This cancels all waiting tasks. Continue?", abort=True)
     echo(f"Purged {app.control.purge()} messages from known task queues.")
 
 

@@ -67,7 +67,7 @@ def command(function: str | None, app: str | None, log_level: str | None, log_fo
         code = run(call, Board(output_folder, specification))
     except Exception as error:
         folder_name = "" if output_folder is None else output_folder.name
-        raise _Unreachable(f"The place for the output, {folder_name}, cannot be used: {error}") from error
+        raise _Unreachable(f"The output folder {folder_name} cannot be used: {error}") from error
     sys.exit(code)
 
 
@@ -87,7 +87,7 @@ def _specification() -> Specification:
     path, text = os.environ.get("TASK_SPEC_PATH", ""), os.environ.get("TASK_SPEC", "")
     if not path and not text:
         raise ConfigurationError(
-            "Neither TASK_SPEC_PATH nor TASK_SPEC says what there is to do. Executors set one of them; by hand: "
+            "Neither TASK_SPEC_PATH nor TASK_SPEC is set. Executors set one of them; to run by hand: "
             """TASK_SPEC='{"input": {}}'"""
         )
     try:
@@ -97,7 +97,7 @@ def _specification() -> Specification:
         else:
             data = text.encode()
     except FileNotFoundError:
-        raise ConfigurationError(f"There is nothing at {without_password(path)}, which TASK_SPEC_PATH names.") from None
+        raise ConfigurationError(f"There is no file {without_password(path)}, which TASK_SPEC_PATH names.") from None
     except OrchestratorError:
         raise
     except Exception as error:
@@ -106,7 +106,7 @@ def _specification() -> Specification:
         return msgspec.json.decode(data, type=Specification)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         where = f"at {without_password(path)}" if path else "in TASK_SPEC"
-        raise ConfigurationError(f"The specification {where} is not what an executor writes: {error}.") from None
+        raise ConfigurationError(f"The specification {where} is not a valid task specification: {error}.") from None
 
 
 def _output_folder() -> Folder | None:

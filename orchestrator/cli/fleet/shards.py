@@ -62,9 +62,7 @@ class _Shards:
                 code = exit_code
                 self._stop(signal.SIGTERM)
             elif exit_code < 0 and not self._is_stopping:
-                log.error(
-                    "shard.died shard=%d pid=%d reason=%r: it is started again", shard, pid, describe_exit(exit_code)
-                )
+                log.error("shard.died shard=%d pid=%d reason=%r: restarting it", shard, pid, describe_exit(exit_code))
                 time.sleep(_RESTART_PAUSE)
                 waiting.append(shard)
         return code

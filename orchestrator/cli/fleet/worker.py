@@ -98,7 +98,7 @@ def command(queues: str | None, processes: int | None, autoscale: tuple[int, int
       orchestrator worker --burst
     """
     if autoscale is not None and processes is not None:
-        raise click.UsageError("--autoscale says how many processes there are; leave --processes out.")
+        raise click.UsageError("--autoscale sets the number of processes; it cannot be combined with --processes.")
     settings = begin_process(**{name: options.pop(name) for name in ("app", "log_level", "log_format", "metrics")})
     spec = WorkerSpec(
         app=require_app(settings),
@@ -119,7 +119,9 @@ def command(queues: str | None, processes: int | None, autoscale: tuple[int, int
 def _of_shard(spec: WorkerSpec, shards: int) -> WorkerSpec:
     """Return the spec for one shard, with its share of the processes."""
     if spec.burst:
-        raise click.UsageError("--burst needs one shard for now: a task may enqueue another in a shard that is done.")
+        raise click.UsageError(
+            "--burst works with one shard only: a task may enqueue another in a shard whose worker has finished."
+        )
     bounds = spec.autoscale and (-(-spec.autoscale[0] // shards), -(-spec.autoscale[1] // shards))
     return replace(spec, processes=-(-spec.processes // shards), autoscale=bounds)
 
@@ -143,7 +145,7 @@ def _bounds(value: str) -> tuple[int, int]:
     except ValueError:
         bounds = 0, 0
     if not comma or not 1 <= bounds[0] <= bounds[1]:
-        raise click.BadParameter(f"{value!r} is not the fewest and the most processes, such as 1,8.")
+        raise click.BadParameter(f"{value!r} is not a minimum and maximum number of processes, such as 1,8.")
     return bounds
 
 

@@ -92,6 +92,6 @@ def drain(worker: str) -> None:
     number = len(drained.processes)
     processes = "1 process" if number == 1 else f"{number} processes"
     if drained.is_heard:
-        echo(f"Worker {drained.worker} ({processes}) takes nothing more, finishes what it runs, and ends.")
+        echo(f"Worker {drained.worker} ({processes}) accepts no more tasks, finishes those that it runs, and exits.")
     else:
-        echo(f"Nobody hears of worker {drained.worker} ({processes}) now. It is told to drain when it is back.")
+        echo(f"Worker {drained.worker} ({processes}) is sending no heartbeats. It will drain when it reconnects.")

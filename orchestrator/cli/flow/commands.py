@@ -322,7 +322,7 @@ def signal(run: UUID, key: str, value: str, why: str) -> None:
     """
     with open_app() as app:
         app.flows.run(run).signal(key, parse_value(value), why=why)
-    echo(f"{run} is sent {key!r}.")
+    echo(f"Sent {key!r} to run {run}.")
 
 
 def _decide(run: UUID, decision: str, why: str, node: str | None) -> None:

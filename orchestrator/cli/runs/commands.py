@@ -108,7 +108,7 @@ def start(
       orchestrator runs start import 'files=["a.csv", "b.csv"]' --id import-7 --tag customer:42
     """
     if wait + watch + as_json > 1 and watch:
-        raise click.UsageError("--watch draws the run: leave --wait and --json out.")
+        raise click.UsageError("--watch cannot be combined with --wait or --json.")
     arguments = _params(params)
     app_path = load_settings(app=app).app
     code = load_app(app_path).code_workflows.get(workflow) if app_path else None
@@ -123,7 +123,7 @@ def start(
         if not as_json and not (watch and on_terminal()):  # the drawing prints the id in its headline
             echo(handle.id)
         if handle.id in existing_ids:
-            echo(f"It was started before, with this id, and is in state {handle.progress().status!r}.", err=True)
+            echo(f"A run with this id was started before; it is in state {handle.progress().status!r}.", err=True)
         if watch:
             sys.exit(follow_run(application, UUID(handle.id), as_json=False))
         status = None
@@ -216,12 +216,10 @@ def show(run: UUID, as_json: bool) -> None:
         if len(children) == MAX_CHILDREN:
             echo(f"All of them: orchestrator runs list --parent {run}", err=True)
     if run_view.stuck and run_view.stuck.get("release"):
-        echo(
-            f"\nNobody waits for it. It is tried again by the next release, or: orchestrator runs retry {run}", err=True
-        )
+        echo(f"\nIt is retried by workers of the next release, or by: orchestrator runs retry {run}", err=True)
     elif run_view.stuck:
         echo(f"\n{run_view.stuck['difference']}" if run_view.stuck["difference"] else "", err=True)
-        echo(f"It goes on when workers with code that fits come, or: orchestrator runs retry {run}", err=True)
+        echo(f"It resumes when a worker with matching code starts, or after: orchestrator runs retry {run}", err=True)
     if code is not None:
         print_error(run_view, code)
     if run_view.failed:

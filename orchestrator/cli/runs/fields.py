@@ -77,7 +77,7 @@ def print_run(run: RunDetail, code: CodeView | None, successor_view: CodeView | 
             "params": _params(run.params),
             "status": run_state(run),
             **({} if code is None else code_fields(run, code, now)),
-            "goes on as": _successor_text(run, successor_view),
+            "continues as": _successor_text(run, successor_view),
             "stuck": f"{run.stuck['kind']}: {run.stuck['message']}" if run.stuck else None,
             **({"waits for": _limit(run)} if run.held_by else {}),
             "tasks": f"{run.total:,}: {counts}" if counts else f"{run.total:,}",
@@ -169,7 +169,7 @@ def follow_run(app: Orchestrator, run: UUID, *, as_json: bool) -> int:
             else:
                 ended = watch_workflow(app.run(run), lambda: (find_run(calls, run), calls.insights.list_steps(run)))
         except KeyboardInterrupt:
-            echo(f"\nThe run goes on. To cancel it: orchestrator runs cancel {run}", err=True)
+            echo(f"\nThe run continues. To cancel it: orchestrator runs cancel {run}", err=True)
             return 130
         if as_json:
             print_json(run_document(calls, ended))

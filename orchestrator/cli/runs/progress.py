@@ -83,7 +83,7 @@ def backfill_line(view: BackfillView) -> str:
 
 
 def _problem_text(view: BackfillView) -> str:
-    counts = {"running": view.running, "stuck": view.stuck, "failed": view.failed, "had their run": view.had_run}
+    counts = {"running": view.running, "stuck": view.stuck, "failed": view.failed, "already run": view.had_run}
     parts = [f"{count} {what}" for what, count in counts.items() if count]
     return ", ".join(part for part in (*parts, view.error or "") if part)
 

@@ -31,7 +31,7 @@ key_argument = click.argument("key", metavar="WORKFLOW[/NAME]")
 )
 @click.option("--to", "end", metavar="TIME", help="The end of the range, exclusive.  [default: now]")
 @click.option("--concurrency", type=click.IntRange(1), help="How many runs at once.  [default: 1]")
-@click.option("--again", is_flag=True, help="Also run fires that have had their run.")
+@click.option("--again", is_flag=True, help="Also run fires that already have a run.")
 @click.option("--watch", is_flag=True, help="Show the progress until the end; exit with 1 if a run fails.")
 @click.option("--dry-run", is_flag=True, help="Only print the fires, and which of them would get a run.")
 def backfill(
@@ -56,7 +56,9 @@ def backfill(
         try:
             ended = watch_backfill(started.progress)
         except KeyboardInterrupt:
-            echo(f"\nIt goes on. To cancel it: orchestrator schedules cancel-backfill {started.id}", err=True)
+            echo(
+                f"\nThe backfill continues. To cancel it: orchestrator schedules cancel-backfill {started.id}", err=True
+            )
             sys.exit(130)
     sys.exit(1 if ended.failed or ended.error else 0)
 
@@ -114,10 +116,10 @@ def _print_preview(new: NewBackfill, fires: Sequence[tuple[datetime, bool]]) -> 
             echo(f"… and {len(fires) - _MAX_FIRES_SHOWN - 1:,} more, up to:")
         if index < _MAX_FIRES_SHOWN or index == len(fires) - 1:
             local = f"{fire.astimezone(new.schedule.zone):%a %Y-%m-%d %H:%M:%S %Z}"
-            echo(local if is_missing else f"{local}  (has had its run)")
+            echo(local if is_missing else f"{local}  (already has a run)")
     missing = sum(is_missing for _, is_missing in fires)
     already_run = len(fires) - missing
-    skipped = f", {already_run:,} not, because they have had theirs" if already_run else ""
+    skipped = f", {already_run:,} already have one" if already_run else ""
     echo(f"{counted(len(fires), 'fire')}: {missing:,} would get a run, {new.concurrency:,} at once{skipped}.")
 
 

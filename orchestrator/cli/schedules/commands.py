@@ -272,7 +272,7 @@ def pause(keys: tuple[str, ...]) -> None:
     Example:
       orchestrator schedules pause nightly
     """
-    ask_each(keys, lambda app, key: app.schedules[key].pause(), "Paused {}. Runs that are under way go on.")
+    ask_each(keys, lambda app, key: app.schedules[key].pause(), "Paused {}. Runs in progress continue.")
 
 
 @command.command()
@@ -353,7 +353,7 @@ def _origin(stored: StoredSchedule) -> str:
         return "a person"
     if stored.origin is None:
         return "the workflow's definition"
-    return f"the code of {stored.origin}{', which has it no more' if stored.forgotten_at else ''}"
+    return f"the code of {stored.origin}{', which no longer has it' if stored.forgotten_at else ''}"
 
 
 def _note(stored: StoredSchedule) -> Text:

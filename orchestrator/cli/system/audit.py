@@ -30,7 +30,7 @@ _LATE_WINDOW = 1_000
 @click.option("--until", type=moment, metavar="TIME", help="Only before this time.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many to show.")
 @click.option("--before", type=click.IntRange(1), metavar="NUMBER", help="Continue before this line.")
-@click.option("-f", "--follow", is_flag=True, help="Print new entries as they come, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Print new entries as they arrive, until Ctrl-C.")
 @json_option
 def command(limit: int, before: int | None, follow: bool, as_json: bool, **matching: Any) -> None:
     """Show who did what to which task, run, queue, schedule, workflow or key, newest first.
@@ -45,7 +45,7 @@ def command(limit: int, before: int | None, follow: bool, as_json: bool, **match
     """
     audit_filter = AuditFilter(**matching)
     if follow and (before is not None or audit_filter.until is not None):
-        raise click.UsageError("--follow is about what comes: leave out --before and --until.")
+        raise click.UsageError("--follow cannot be combined with --before or --until.")
     with open_calls() as calls:
         entries = calls.insights.audit(audit_filter, limit=limit, before=before)
         if follow:
@@ -60,7 +60,7 @@ def command(limit: int, before: int | None, follow: bool, as_json: bool, **match
             (row.id, f"{row.at:%Y-%m-%d %H:%M:%S}", row.who, row.origin, row.act, row.kind, row.target, _detail(row))
             for row in entries
         ],
-        empty="Nobody has done anything that is kept in the audit log and matches.",
+        empty="No matching audit entries.",
     )
 
 

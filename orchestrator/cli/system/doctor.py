@@ -178,7 +178,7 @@ def _redis(settings: Settings) -> Iterator[Finding]:
         yield _speed("redis latency", redis.ping, _SLOW_ANSWER, "Run Redis nearer to this machine.")
         yield _clock("redis clock", lambda: _seconds(*redis.time()))
         live = sum(live_workers(*shard) for shard in shards)
-        yield _ok("heartbeats", f"{live} of worker processes")
+        yield _ok("heartbeats", f"{live} live worker processes")
 
 
 def _seconds(seconds: int, microseconds: int) -> float:
@@ -267,7 +267,7 @@ def _pooler(connection: Connection) -> Finding:
     if not compatibility.is_pooled(connection):
         return _ok("pooler", "none: this is a direct connection")
     direct = "Programs and the API may use it; give schedulers a direct connection."
-    return _warn("pooler", "a pooler stands between this machine and Postgres.", direct)
+    return _warn("pooler", "connections to Postgres go through a pooler.", direct)
 
 
 def _system(settings: Settings) -> Iterator[Finding]:
@@ -281,11 +281,11 @@ def _system(settings: Settings) -> Iterator[Finding]:
     if leader is not None:
         found = f"{leader.address} leads"
         if standbys is None:
-            yield _ok("scheduler", f"{found}; without Redis it is not known how many stand by")
+            yield _ok("scheduler", f"{found}; without Redis, the number of standbys is unknown")
         elif standbys:
             yield _ok("scheduler", f"{found}, {len(standbys)} standing by")
         else:
-            yield _warn("scheduler", f"{found}, none stands by.", "Start a second one, elsewhere.")
+            yield _warn("scheduler", f"{found}, without a standby.", "Start a second scheduler on another machine.")
     if leader is None or not status.overview.hears_workers:
         yield _ok("workers", f"unknown while no scheduler {'leads' if leader is None else 'hears them'}")
     elif status.overview.workers:
@@ -297,7 +297,7 @@ def _system(settings: Settings) -> Iterator[Finding]:
     if unreplayed:
         count = f"{'at least ' if len(unreplayed) == _MAX_COUNTED else ''}{counted(len(unreplayed), 'open run')}"
         have = "has" if len(unreplayed) == 1 else "have"
-        change = "Find those that do not fit the code: orchestrator workflows replay-check --app module:app"
+        change = "Find those that do not match the code: orchestrator workflows replay-check --app module:app"
         yield _warn("code runs", f"{count} {have} not been replayed by the workers that are live now.", change)
 
 
@@ -326,4 +326,4 @@ def _clock(check: str, read_clock: Callable[[], float]) -> Finding:
     found = f"{duration(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} this machine"
     if abs(ahead) < _CLOCK_SKEW:
         return _ok(check, found)
-    return _warn(check, f"{found}.", "Set both by NTP: times that programs give, and those in logs, do not fit.")
+    return _warn(check, f"{found}.", "Synchronize both with NTP: otherwise times in arguments and logs disagree.")

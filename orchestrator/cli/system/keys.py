@@ -61,8 +61,8 @@ def rotate_data() -> None:
     echo(f"Sealed {counted(changed, 'value')} with key {vault.key}.")
     if skipped:
         raise OrchestratorError(
-            f"{counted(skipped, 'value')} could not be sealed: they were changed or locked meanwhile, or no key opens "
-            f"them. Start this again.{f' The last: {problem}' if problem else ''}"
+            f"{counted(skipped, 'value')} could not be sealed: they were changed or locked meanwhile, or no key "
+            f"opens them. Run this command again.{f' The last: {problem}' if problem else ''}"
         )
 
 
@@ -77,9 +77,9 @@ def _warn_of_workers(vault: Vault) -> None:
     listed = ", ".join(f"{worker.host} pid {worker.pid}" for worker in lacking[:_MAX_NAMED])
     more = f" and {len(lacking) - _MAX_NAMED:,} more" if len(lacking) > _MAX_NAMED else ""
     echo(
-        f"Warning: {counted(len(lacking), 'live worker')} without the key {vault.key}: {listed}{more}. Tasks that are "
-        f"sealed with it wait until a worker of their queue has it. Add the key to data_keys of every worker, in any "
-        f"place, restart them, and start this again when all have it.",
+        f"Warning: {counted(len(lacking), 'live worker')} without the key {vault.key}: {listed}{more}. Tasks "
+        "that are sealed with it wait until a worker of their queue has it. Add the key to data_keys of every "
+        "worker, in any position, restart them, and run this command again when all have it.",
         err=True,
         colour="yellow",
     )
@@ -132,7 +132,7 @@ def command() -> None:
     type=click.Choice([str(scope) for scope in Scope]),
     default=str(Scope.ENQUEUE),
     show_default=True,
-    help="What it may do: read; also enqueue; also operate (cancel, retry, pause, apply); also admin.",
+    help="The permissions of the key: read; also enqueue; also operate (cancel, retry, pause, apply); also admin.",
 )
 @click.option("--expires", metavar="TIME", help="How long the key is valid: 12h, 90d.  [default: forever]")
 @click.option("--queues", metavar="PREFIX", help="Only for queues with this prefix, and for no workflows.")
@@ -252,7 +252,7 @@ def revoke(id: str) -> None:
         if not keys.revoke(connection, id):
             raise NotFound(f"There is no key {id!r}. See: orchestrator keys list")
         record("revoke", "key", id)
-    echo(f"Key {id} opens nothing any more.")
+    echo(f"Key {id} is no longer valid.")
 
 
 command.add_command(rotate_data)

@@ -77,7 +77,7 @@ def list_(limit: int, as_json: bool) -> None:
             )
             for message in messages
         ],
-        empty="Nothing has been set aside.",
+        empty="The quarantine is empty.",
     )
 
 
@@ -95,7 +95,9 @@ def show(message: str, as_json: bool) -> None:
     with open_app() as app:
         entry = app._client.backend.quarantine.find(message)
     if entry is None:
-        raise NotFound(f"Nothing was set aside under {message}. It may have been cleared, or made room for later ones.")
+        raise NotFound(
+            f"There is no message {message} in the quarantine. It may have been cleared, or evicted by later messages."
+        )
     if as_json:
         print_json(_document(entry))
         return
@@ -121,7 +123,7 @@ def clear(yes: bool) -> None:
     Example:
       orchestrator quarantine clear --yes
     """
-    confirm("Drop everything that was set aside?", yes=yes)
+    confirm("Delete all messages in the quarantine?", yes=yes)
     with open_app() as app:
         echo(f"Dropped {counted(app._client.backend.quarantine.clear(), 'message')}.")
 

@@ -127,7 +127,7 @@ def _shards(shards: Sequence[ShardView]) -> str | None:
     """Return the leader of each shard, and which shards have open work or are closing."""
     return (
         "; ".join(
-            f"{s.shard} led by {s.leader or 'nobody'}{', open work' * s.is_open}{', closing' * s.is_closing}"
+            f"{s.shard} led by {s.leader or 'no scheduler'}{', open work' * s.is_open}{', closing' * s.is_closing}"
             for s in shards
         )
         or None
@@ -137,9 +137,9 @@ def _shards(shards: Sequence[ShardView]) -> str | None:
 def _workers(overview: Overview) -> str:
     """Return the number of live workers; unknown without a leader, because only the leader reads their heartbeats."""
     if overview.leader is None:
-        return "unknown: no scheduler leads, so nobody hears their heartbeats"
+        return "unknown: no scheduler leads, and only the leader reads their heartbeats"
     if not overview.hears_workers:
-        return "unknown: the scheduler does not hear their heartbeats"
+        return "unknown: the scheduler receives no heartbeats"
     return f"{overview.workers} live, {overview.running} of {overview.slots} slots busy"
 
 
@@ -219,6 +219,6 @@ def search(text: str, limit: int, as_json: bool) -> None:
         for match in matches
     ]
     if not rows:
-        echo(f"Nothing is called, tagged or failed with {text!r}, and no id begins so.")
+        echo(f"No task or run has a name, tag, error or id that matches {text!r}.")
         return
     print_table(("kind", "id", "name…", "state", "created"), rows)

@@ -108,7 +108,7 @@ def celery(
             _print_preview(bridge, source, transits, as_json=as_json)
         elif back:
             returned = bridge.give_back()
-            echo(f"{counted(returned, 'message')} given back to Celery.")
+            echo(f"{counted(returned, 'message')} returned to Celery.")
             if remaining := sum(transit.counts()["open"] for transit in transits):
                 echo(f"Waiting for the end of {counted(remaining, 'task')} that had started.", err=True)
                 bridge.follow_to_the_end()
@@ -153,7 +153,7 @@ def _celery_queues(
             yield source
     except unreachable as error:
         raise ConfigurationError(
-            f"The Redis of Celery: {sentence(str(error))} Nothing is lost: run this again."
+            f"The Redis of Celery: {sentence(str(error))} Nothing is lost: run this command again."
         ) from error
 
 

@@ -124,10 +124,12 @@ def list_(
 def _check_filter(wanted: TaskFilter, before: UUID | None, after: UUID | None) -> None:
     """Refuse filter options that contradict each other."""
     if wanted.by_end and wanted.statuses and not {*ENDED_TASK_STATES} & {*wanted.statuses}:
-        raise click.UsageError("--since, --until and --error are about tasks that have ended: give no open --status.")
+        raise click.UsageError(
+            "--since, --until and --error select tasks that have ended: they cannot be combined with an open --status."
+        )
     if (before is not None and wanted.run) or (after is not None and not wanted.run):
         raise click.UsageError(
-            "A list goes on with --before; the tasks of a run, which begin with the first, with --after."
+            "Use --before to continue a list; the tasks of a run, which are listed oldest first, continue with --after."
         )
 
 
@@ -166,7 +168,7 @@ def watch(task: UUID, as_json: bool) -> None:
         try:
             ended = watch_task(app, task.bytes, detail.name, quiet=as_json)
         except KeyboardInterrupt:
-            echo(f"\nThe task goes on. To cancel it: orchestrator tasks cancel {task}", err=True)
+            echo(f"\nThe task continues. To cancel it: orchestrator tasks cancel {task}", err=True)
             sys.exit(130)
         if as_json:
             print_json(_document(_find_task(calls, task)))
@@ -260,14 +262,14 @@ def retry(tasks: tuple[UUID, ...], dry_run: bool, yes: bool, **filters: Any) -> 
     """
     matching = FailedFilter(**filters)
     if bool(tasks) == (matching != FailedFilter()):
-        raise click.UsageError("Give the ids of tasks, or which failed ones are meant: --queue, --name, --error, …")
+        raise click.UsageError("Give the ids of tasks, or select failed tasks with --queue, --name, --error, …")
     if tasks:
         ask_each(tasks, lambda app, task: app.handle(task).retry(), "Asked to retry task {}.")
         return
     count = _preview(matching)
     if dry_run or not count:
         return
-    confirm(f"Open {counted(count, 'task')} again?", yes=yes)
+    confirm(f"Retry {counted(count, 'task')}?", yes=yes)
     with open_app() as app:
         echo(f"Asked to retry {counted(app.retry_failed(**filters), 'task')}.")
 
@@ -366,7 +368,7 @@ def _print(detail: TaskDetail, progress: TaskProgress | None, lineage: Lineage) 
     for number, why in unbegun(detail.attempts, detail.attempt).items():
         echo(f"Attempt {number} {why}." if why.startswith("was") else f"Attempts {why}.")
     if lineage.children:
-        echo(f"\nWhat it enqueued{', or the first of it' if lineage.is_part else ''}:")
+        echo(f"\nTasks that it enqueued{', the first of them' if lineage.is_part else ''}:")
         print_table(
             ("id", "kind", "name…", "status", "queue…?", "created?"),
             [

@@ -83,7 +83,7 @@ def _show(since: datetime, as_json: bool) -> None:
         empty="Nothing has failed in this time.",
     )
     if failures.looked_at:
-        echo(f"Counted among the {failures.looked_at:,} that failed last.", err=True)
+        echo(f"Counts cover the last {failures.looked_at:,} failures.", err=True)
 
 
 def _state(group: FailureGroup, now: datetime) -> str:
@@ -95,7 +95,7 @@ def _state(group: FailureGroup, now: datetime) -> str:
 def _period(value: str) -> timedelta:
     seconds = parse_duration(value)
     if not seconds:
-        raise click.BadParameter(f"{value!r} is not a length of time such as 8h.")
+        raise click.BadParameter(f"{value!r} is not a duration such as 8h.")
     return timedelta(seconds=seconds)
 
 

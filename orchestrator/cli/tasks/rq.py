@@ -166,8 +166,8 @@ def _jobs(url: str | None, queue: str, serializer: str) -> Iterator[WaitingJobs]
         yield WaitingJobs(redis, queue, serializer)
     except (RedisError, OSError, UnicodeError) as error:  # UnicodeError: the host cannot be a name
         raise ConfigurationError(
-            f"The Redis of RQ, {without_password(address)}: {sentence(str(error))} What was taken so far is kept: "
-            f"run this again."
+            f"The Redis of RQ, {without_password(address)}: {sentence(str(error))} The jobs imported so far are "
+            "kept: run this command again."
         ) from error
     finally:
         redis.close()

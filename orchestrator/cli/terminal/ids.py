@@ -66,7 +66,7 @@ class IdOf(click.ParamType):  # type: ignore[type-arg]  # which older releases o
         more = ["  …"] if len(matches) > _MAX_SHOWN else []
         raise click.ClickException(
             "\n".join(
-                [f"The ids of several {self.kind}s begin or end with {partial}. Write more of it:", *several, *more]
+                [f"The ids of several {self.kind}s begin or end with {partial}. Give more of the id:", *several, *more]
             )
         )
 
@@ -80,7 +80,7 @@ class RunId(IdOf):
             matches = calls.insights.runs_under(identifier)
         if len(matches) > 1:
             names = ", ".join(sorted(f"{match.workflow}/{match.key} is {match.run}" for match in matches))
-            raise NotFound(f"Runs of several workflows were started under {identifier!r}: {names}. Say which.")
+            raise NotFound(f"Runs of several workflows were started under {identifier!r}: {names}. Specify one.")
         run = matches[0].run if matches else super().find(identifier)
         if run is None:
             raise NotFound(
@@ -112,7 +112,7 @@ def of_another_kind(kind: str, sought: str) -> str | None:
     if not matches:
         return None
     command = f"orchestrator {other}s show {matches[0].id if len(matches) == 1 else sought.rstrip('…')}"
-    return f"{sought} is no {kind}, but a {other}: {one_line(matches[0].name)}. Look at it: {command}"
+    return f"{sought} is not a {kind} but a {other}: {one_line(matches[0].name)}. To see it: {command}"
 
 
 class IdFormat:

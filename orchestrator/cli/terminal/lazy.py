@@ -84,9 +84,7 @@ class LazyGroup(click.Group):
         except OrchestratorError as error:
             raise click.ClickException(terminal_safe(str(error))) from error
         except msgspec.MsgspecError as error:
-            raise click.ClickException(
-                terminal_safe(f"What is stored cannot be read by this release: {error}.")
-            ) from error
+            raise click.ClickException(terminal_safe(f"This release cannot read stored data: {error}.")) from error
         except _errors_of("redis.exceptions", "RedisError") as error:
             raise click.ClickException(terminal_safe(f"Redis cannot be used: {error}")) from error
         except _errors_of(_STORE, "UNAVAILABLE") as error:
@@ -108,8 +106,8 @@ def _of_another_kind(error: NotFound) -> str | None:
 
 
 _SYSTEM_ERRORS = {
-    errno.ENOENT: "The folder in which this was started is gone. Change to another one.",
-    errno.ENOSPC: "What is to be printed cannot be written: there is no space left.",
+    errno.ENOENT: "The current folder no longer exists. Change to another one.",
+    errno.ENOSPC: "Cannot write output: no space left on device.",
 }
 """Messages for OS errors that name no file."""
 

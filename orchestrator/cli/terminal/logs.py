@@ -21,8 +21,9 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright
 _MAX_STEP_WIDTH = 24
 """Columns reserved for a step's name, at most; longer names push the line to the right."""
 _NO_LINES = (
-    "No line is kept. Kept is what tasks print, log and say with ctx.log, where the setting capture_logs has it so. "
-    "It can be read a moment later, while a scheduler runs, for as long as the setting retention_logs says."
+    "No log lines are stored. If the setting capture_logs is on, the lines that tasks print, log or write with "
+    "ctx.log are stored. They appear after a moment, while a scheduler runs, and are kept as long as the setting "
+    "retention_logs says."
 )
 
 

@@ -20,7 +20,9 @@ app_option = click.option(
     "--app", metavar="MODULE:APP", help="The application. Default: the setting `app`.", show_default=False
 )
 yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-certain_option = click.option("--yes", is_flag=True, help="Do not ask. Without a terminal, it never asks.")
+certain_option = click.option(
+    "--yes", is_flag=True, help="Do not ask for confirmation. Without a terminal, the command never asks."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
@@ -74,7 +76,7 @@ def moment(value: str) -> datetime:
         parsed = datetime.fromisoformat(value)
     except (ValueError, OverflowError):
         raise click.BadParameter(
-            f"{value!r} is neither a length of time such as 2h nor a time such as 2024-01-31T09:30."
+            f"{value!r} is neither a duration such as 2h nor a time such as 2024-01-31T09:30."
         ) from None
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 

@@ -57,7 +57,7 @@ def _head(data: Snapshot | None, view: View, size: Size, trouble: str | None, st
         title.append(f"  {sparkline(data.minute, min(30, max(0, size.width - 62)))}", style="green")
         right = Text(f"{data.at:%H:%M:%S} UTC")
         if view.frozen:
-            right = Text("stands still (space)", style="black on yellow")
+            right = Text("paused (space)", style="black on yellow")
         title = _spread(title, right, size.width)
     yield title
     if data is not None:
@@ -91,12 +91,12 @@ def _system_line(data: Snapshot, width: int) -> Text:
 def problems(data: Snapshot) -> Iterator[str]:
     """Yield the current problems of the system, the worst first."""
     if data.leader is None:
-        yield "No scheduler leads: nothing is handed out. Start one: orchestrator scheduler"
+        yield "No scheduler leads: no task starts. Start one: orchestrator scheduler"
     elif (data.leader.idle or 0.0) > _LEADER_LATE:
-        why = one_line(data.leader.trouble or "it does not say why")
-        yield f"The leader has not done its work for {duration(data.leader.idle)}: {why}"
+        why = one_line(data.leader.trouble or "it gives no reason")
+        yield f"The leader has made no progress for {duration(data.leader.idle)}: {why}"
     elif (data.load.lease_remaining or 0.0) < 0:
-        yield "No scheduler leads a shard: nothing is handed out there. Which one: orchestrator status"
+        yield "No scheduler leads a shard: no task starts there. To find it: orchestrator status"
     if data.redis is not None:
         yield f"Redis cannot be used: {one_line(data.redis)}"
     unserved = [queue.queue for queue in data.queues if queue.ready and not queue.slots]
@@ -105,12 +105,12 @@ def problems(data: Snapshot) -> Iterator[str]:
     if data.load.stuck_runs:
         yield f"{data.load.stuck_runs:,} runs are stuck: orchestrator runs list --stuck"
     if data.quarantined:
-        yield f"{data.quarantined:,} messages were set aside: orchestrator quarantine list"
+        yield f"{data.quarantined:,} messages are in quarantine: orchestrator quarantine list"
     if data.load.late_schedules:
         yield f"{data.load.late_schedules:,} schedules are late, the first by {duration(data.load.lateness)}"
     still = [worker.id for worker in data.workers if worker.state == "still"]
     if still:
-        yield f"Worker {one_line(still[0])} stands still: a task keeps its process"
+        yield f"Worker {one_line(still[0])} is unresponsive: a task blocks its process"
 
 
 def _foot(view: View, width: int) -> Text:
@@ -182,11 +182,11 @@ def _tabs(view: View, data: Snapshot) -> Text:
 
 
 _EMPTY = {
-    Panel.QUEUES: "no queue has anything to do, or a worker",
+    Panel.QUEUES: "no queue has tasks or workers",
     Panel.RUNNING: "nothing runs",
-    Panel.WORKERS: "no worker lives. Start one: orchestrator worker --app module:app",
+    Panel.WORKERS: "no live worker. Start one: orchestrator worker --app module:app",
     Panel.FAILURES: "nothing has failed in the last quarter of an hour",
-    Panel.RUNS: "no run is under way",
+    Panel.RUNS: "no run is open",
 }
 
 
@@ -194,7 +194,7 @@ def _table(view: View, panel: Panel, data: Snapshot, content: Rows, width: int, 
     """Yield a header and up to `height - 1` rows around the selected one. Columns fit the visible rows."""
     headers, rows = content
     if not rows:
-        empty_text = f"nothing here has {view.matching!r} in its name" if view.matching else _EMPTY[panel]
+        empty_text = f"no name here contains {view.matching!r}" if view.matching else _EMPTY[panel]
         yield Text(f" {one_line(empty_text)}", style="dim")
         return
     names = [name for name, _ in rows]

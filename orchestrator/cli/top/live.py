@@ -107,7 +107,7 @@ class Live:
                 self._view.message = "…"
                 self._view.message = self._send(action)
         except (*database.UNAVAILABLE, OrchestratorError) as error:
-            self._view.message = f"that did not work: {first_line(error)}"
+            self._view.message = f"this failed: {first_line(error)}"
         keyboard.wake()
 
     def _send(self, action: Action) -> str:
@@ -118,7 +118,7 @@ class Live:
                 return f"queue {action.target} is paused"
             if action.verb == "resume":
                 app.queue(action.target).resume()
-                return f"queue {action.target} goes on"
+                return f"queue {action.target} is resumed"
             if action.verb == "cancel":
                 app.handle(action.target).cancel()
                 return f"asked to cancel task {action.target}"

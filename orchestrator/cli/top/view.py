@@ -108,7 +108,7 @@ def press(view: View, key: str, data: Snapshot) -> Action | None:
         return None
     if view.question is not None:
         question, view.question = view.question, None
-        view.message = "" if key == "y" else "left as it is"
+        view.message = "" if key == "y" else "nothing changed"
         return question.action if key == "y" else None
     view.message = ""
     if view.sheet is not None:
@@ -204,7 +204,7 @@ def _ask_to_pause(view: View, data: Snapshot) -> None:
     elif queue.paused:
         view.question = Question(f"Resume queue {queue.queue}?", Action("resume", queue.queue))
     else:
-        view.question = Question(f"Pause queue {queue.queue}? What runs goes on.", Action("pause", queue.queue))
+        view.question = Question(f"Pause queue {queue.queue}? Running tasks continue.", Action("pause", queue.queue))
 
 
 def _ask_to_cancel(view: View, data: Snapshot) -> None:
@@ -243,9 +243,9 @@ HELP = (
     "1 2 3 4, < >       running tasks, workers, failures, runs",
     "enter              open the task, the run, the latest failure, the worker",
     "s                  sort the queues: ready, age, rate, failing, name",
-    "/                  show only what has this in its name; escape ends that",
-    "p                  pause or resume the queue, after a question",
-    "c                  cancel the task or the run, after a question",
-    "space              let the screen stand still",
+    "/                  show only names that contain this; escape ends that",
+    "p                  pause or resume the queue, after confirmation",
+    "c                  cancel the task or the run, after confirmation",
+    "space              freeze the screen",
     "q, Ctrl-C          quit",
 )

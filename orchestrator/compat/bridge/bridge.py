@@ -214,7 +214,8 @@ class Bridge:
         while not self._tasks.are_withdrawn():
             if time.monotonic() > deadline:
                 raise OrchestratorError(
-                    f"No scheduler has withdrawn the tasks within {timeout:g} s. Start one, and run this again."
+                    f"No scheduler has withdrawn the tasks within {timeout:g} s. Start a scheduler, and run this "
+                    "command again."
                 )
             time.sleep(0.05)
 

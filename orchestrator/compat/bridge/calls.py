@@ -67,8 +67,8 @@ class Calls:
             return call_by_name(self._app.settings, name, call.arguments, call.keywords, options=options, queue=route)
         if name not in self._app.tasks:
             raise ConfigurationError(
-                f"no task is called {name!r}.{did_you_mean(name, self._app.tasks)} Say with --task "
-                f"{call.function}=TASK which one does this work"
+                f"no task is called {name!r}.{did_you_mean(name, self._app.tasks)} Name the task that replaces "
+                f"it with --task {call.function}=TASK"
             )
         task = self._app.tasks[name]
         if call.retries_done:

@@ -41,7 +41,7 @@ def read_body(envelope: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any], d
     """Return a call's arguments, its keywords, and its embedded callbacks, chain and chord."""
     kind = envelope.get("content-type")
     if kind not in _ACCEPTED:
-        raise Unreadable(f"its content type is {kind}; the bridge reads JSON and msgpack, and no pickle")
+        raise Unreadable(f"its content type is {kind}; the bridge reads JSON and msgpack, but not pickle")
     try:
         body: Any = envelope["body"]
         if envelope["properties"].get("body_encoding") == "base64":

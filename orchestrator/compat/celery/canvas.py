@@ -38,7 +38,7 @@ class _Composite(Signature):
     def freeze(self, _id: str | None = None, **_: Any) -> Any:
         """Refuse: the ids of the parts follow from the run's id."""
         raise NotCovered(
-            f"freeze() of a {self.subtask_type}", "apply_async(task_id=…) gives the whole of it an id of your own."
+            f"freeze() of a {self.subtask_type}", "apply_async(task_id=…) sets the id of the whole composition."
         )
 
     def unchain_tasks(self) -> list[Any]:

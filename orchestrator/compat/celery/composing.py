@@ -158,7 +158,7 @@ def _flat(tasks: Sequence[Any]) -> Iterator[Any]:
 def _call(app: Any, sig: Any, links: Sequence[Any], errors: Sequence[Any]) -> Part:
     name, args, kwargs, options = sig["task"], sig.args, sig.kwargs, dict(sig.options)
     if options.pop("task_id", None) is not None:
-        raise NotCovered(f"task_id of {name} in a chain, group or chord", "Give the whole of it a task_id.")
+        raise NotCovered(f"task_id of {name} in a chain, group or chord", "Pass the task_id to the whole composition.")
     for key in ("link", "link_error"):
         options.pop(key, None)
     task = app.tasks.get(name)

@@ -76,7 +76,7 @@ REFUSED: dict[str, Callable[[Any], str | None]] = {
         else None
     ),
     "beat_scheduler": lambda value: (
-        "Schedules stand in Postgres: app.schedules.set(…) changes them while the program runs."
+        "Schedules are stored in Postgres: app.schedules.set(…) changes them while the program runs."
         if "DatabaseScheduler" in str(value)
         else None
     ),
@@ -206,7 +206,7 @@ class Conf(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"Celery has no setting {name!r}, or it was not given.") from None
+            raise AttributeError(f"Celery has no setting {name!r}, or it is not set.") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):

@@ -185,7 +185,7 @@ def _computed(request: Attempt, task: Any, runtime: TaskRuntime, message: Mappin
 def update_state(request: Context, task_id: str | None, state: str | None, meta: Any) -> None:
     """Publish a state and meta of the running task. They are stored as progress, for an hour."""
     if task_id is not None and task_id != request.id:
-        raise NotCovered("update_state(task_id=…) of another task", "A task says how far it is itself.")
+        raise NotCovered("update_state(task_id=…) of another task", "A task can report only its own progress.")
     request.state = (state or states.PENDING, meta)
     ctx = request.native
     if ctx is None:

@@ -66,8 +66,8 @@ class crontab(BaseSchedule):  # Celery's name
         if self._fields[2] != "*" and self._fields[4] != "*":
             raise NotCovered(
                 f"{self!r} with day_of_month and day_of_week",
-                "Celery calls when both fit, a cron expression when one does: give one of them, and let the task "
-                "look at the date.",
+                "Celery fires when both match, a cron expression when either does: set one of them, and check "
+                "the date in the task.",
             )
 
     @classmethod

@@ -129,8 +129,8 @@ def function_name(function: str | Callable[..., Any] | Callback) -> str:
         raise ValueError("Functions from the __main__ module cannot be processed by workers")
     if not module or not name.isidentifier() or name.startswith("_"):
         raise InvalidTask(
-            f"Job {module}.{name}: expected a public function at the top of a module, because a worker finds it by "
-            f"its name. Methods, lambdas and inner functions cannot be found so."
+            f"Job {module}.{name}: expected a public function at the top of a module, because a worker finds it "
+            "by its name. Methods, lambdas and inner functions cannot be found by name."
         )
     return f"{module}:{name}"
 

@@ -327,8 +327,8 @@ def _await_dependencies(job: Job, context: TaskContext) -> None:
         states = job._dependency_states()
     except ConfigurationError as error:
         raise GiveUp(
-            f"Job {job.id} depends on others, and its worker cannot look at them: {error} Give workers "
-            f"ORCHESTRATOR_DATABASE_URL or ORCHESTRATOR_API_URL."
+            f"Job {job.id} depends on other jobs, and its worker cannot check them: {error} Give workers "
+            "ORCHESTRATOR_DATABASE_URL or ORCHESTRATOR_API_URL."
         ) from error
     if any(state not in ENDED_TASK_STATES for state in states):
         raise RetryLater(min(_MAX_DEPENDENCY_WAIT, 0.2 * 1.3 ** min(context.attempt, 30)))

@@ -127,9 +127,9 @@ class CodeBackend(CodeRequests):
                 creation.create(connection, [run])
             elif message is not None and not may_operate.get():
                 raise Forbidden(
-                    f"{'Update' if signal is None else 'Signal'} {message.name!r}: a run is open under the id {key!r}, "
-                    f"and to send it to one that is there needs the scope operate. The scope enqueue is enough to "
-                    f"start one."
+                    f"{'Update' if signal is None else 'Signal'} {message.name!r}: a run is open under the id "
+                    f"{key!r}, and sending to an existing run needs the scope operate. The scope enqueue only "
+                    "allows starting one."
                 )
             elif update is not None:
                 body = {"name": update.name, "value": update.payload, "once": True}
@@ -151,8 +151,9 @@ class CodeBackend(CodeRequests):
                 self._connections.record(connection, "signal", "run", to_text(holder[0]), name=signal.name)
             elif on_conflict != "return":
                 raise Duplicate(
-                    f"Workflow {started.workflow!r} has run {to_text(holder[0])} ({holder[1]}) under the id {key!r}. "
-                    f"Start with on_conflict='return' to have that one, or 'anew' to start another once it has ended.",
+                    f"Workflow {started.workflow!r} has run {to_text(holder[0])} ({holder[1]}) under the id "
+                    f"{key!r}. Start with on_conflict='return' to get that run, or 'anew' to start a new one "
+                    "once it has ended.",
                     to_text(holder[0]),
                 )
         if sent is not None and holder is not None and holder[1] in ENDED_RUN_STATES:
@@ -175,7 +176,7 @@ class CodeBackend(CodeRequests):
             return False
         if from_step is not None:
             raise WrongState(
-                f"Run {to_text(run)} is of a workflow as code, which has no steps to begin at. To keep what was done "
+                f"Run {to_text(run)} is a workflow as code, which has no steps to start from. To keep the work "
                 f"up to an event of its history: orchestrator runs reset {to_text(run)} --to EVENT"
             )
         creation.create(connection, [new_run._replace(trace=current_trace())])
@@ -222,9 +223,10 @@ class CodeBackend(CodeRequests):
                 return False
             if outcome.stuck is None:
                 raise WrongState(
-                    f"Cannot retry run {to_text(run)}: it is in state {outcome.status!r}, and only a stuck run of a "
-                    f"workflow as code can try again. To do all of it again: orchestrator runs rerun {to_text(run)}; "
-                    f"to keep what was done up to an event: orchestrator runs reset {to_text(run)} --to EVENT"
+                    f"Cannot retry run {to_text(run)}: it is in state {outcome.status!r}, and only a stuck run "
+                    "of a workflow as code can be retried. To run it again from the start: orchestrator runs "
+                    f"rerun {to_text(run)}; to keep the work up to an event: orchestrator runs reset "
+                    f"{to_text(run)} --to EVENT"
                 )
             inbox.add(connection, RequestKind.RETRY_RUN, run)
             self._connections.record(connection, "retry", "run", to_text(run))
@@ -328,9 +330,9 @@ class CodeBackend(CodeRequests):
         answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), TimeLimit(_RESET_LIMIT))
         if answer is None:
             raise ResultTimeout(
-                f"Run {to_text(run)} was not reset within {_RESET_LIMIT:g} s, and will be as soon as a scheduler comes "
-                f"to it: do not ask again, and look for the new run with `orchestrator runs list`. What is in the way, "
-                f"`orchestrator status` says."
+                f"Run {to_text(run)} was not reset within {_RESET_LIMIT:g} s. The request is stored, and a "
+                "scheduler will apply it: do not repeat it; find the new run with `orchestrator runs list`. "
+                "`orchestrator status` shows what blocks the scheduler."
             )
         if answer.error is not None:
             raise (NotFound if answer.error.kind == "NotFound" else WrongState)(answer.error.message)

@@ -87,7 +87,7 @@ class CodeReading(Part, CodeWork):
         waiting_updates: list[str] = waiting.get("updates", [])
         unhandled = next((text for text in waiting_updates if text.startswith(f"{update}{NO_HANDLER}")), None)
         if unhandled is not None:
-            return f"It has got update {unhandled}"
+            return f"It has received update {unhandled}"
         why = overdue(self._connections, last)
         return why if update is None or why != GOING_ON else self._unanswered(last)
 
@@ -97,10 +97,13 @@ class CodeReading(Part, CodeWork):
             answering = reads.answering_workers(connection, run)
         if answering is None:
             return GOING_ON
-        subject = f"A worker of queue {answering.queue!r} that has workflow {answering.workflow!r} answers, and"
+        subject = f"This needs a worker of queue {answering.queue!r} that has workflow {answering.workflow!r}:"
         if not answering.workers:
             return f"{subject} none is live. Start one: orchestrator worker --app module:app --queues {answering.queue}"
-        return f"{subject} none of the {answering.workers} live ones has: busy, or lost a moment ago. Ask again"
+        return (
+            f"{subject} none of the {answering.workers} live ones has answered: they are busy, or were lost a "
+            "moment ago. Try again"
+        )
 
     def find(self, workflow: str, key: str) -> bytes | None:
         full = scoped(workflow, key)
@@ -126,8 +129,8 @@ class CodeReading(Part, CodeWork):
             raise NotFound.by_id("run", to_text(run))
         if outcome is None:
             raise NotFound(
-                f"Run {to_text(run)} is no run of a workflow as code: only those have a history, and can be told, "
-                f"asked and reset. What became of its steps or tasks: orchestrator runs show {to_text(run)}. To do "
+                f"Run {to_text(run)} is not a run of a workflow as code: only those have a history, and accept "
+                f"messages and resets. To see its steps or tasks: orchestrator runs show {to_text(run)}. To run "
                 f"steps again: orchestrator runs rerun {to_text(run)} --from STEP"
             )
         return outcome
@@ -183,7 +186,7 @@ class CodeReading(Part, CodeWork):
             if outcome.status not in ENDED_RUN_STATES or (sent is not None and self.reached(sent) is None):
                 return None
             if outcome.reason in CONTINUATION_REASONS:
-                return Ended(run, RunState.SUCCESS, None, TaskError("Continued", "It goes on in another run."))
+                return Ended(run, RunState.SUCCESS, None, TaskError("Continued", "It continued as another run."))
             error = outcome.error and reveal_error(outcome.error)
             return Ended(run, outcome.status, reveal(outcome.result), error)
 

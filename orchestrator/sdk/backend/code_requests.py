@@ -38,7 +38,7 @@ _FIRST_LEADER_CHECKS = (1.0, 1.0)
 """Seconds before the first and the second check for a leader that can pass on a query. A standby may take over."""
 _STUCK_CHECK_AFTER = 1.0
 """Seconds before the check whether the run of an update is stuck."""
-_QUEUED = " The update stays queued: the run applies it when it goes on."
+_QUEUED = " The update stays queued: the run applies it when it resumes."
 
 _SETTLES = frozenset({RequestKind.RESOLVE, RequestKind.REJECT})
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -121,10 +121,10 @@ class CodeRequests(CodeReading):
             with limit:
                 is_led = not (is_settled or is_early) or not self._is_without_leader(run)
                 if is_settled and (limit.is_up or not is_led):
-                    why = f"no scheduler has come to it within {timeout:g} s" if is_led else "no scheduler leads"
+                    why = f"no scheduler has handled it within {timeout:g} s" if is_led else "no scheduler leads"
                     raise ResultTimeout(
-                        f"The answer to promise {name!r} of run {to_text(run)} is stored, and the run does not have it "
-                        f"yet: {why}. The next one that leads passes it on: do not send it again."
+                        f"The answer to promise {name!r} of run {to_text(run)} is stored, but has not reached "
+                        f"the run yet: {why}. The next leader delivers it: do not send it again."
                     )
                 if limit.is_up and not name:
                     self._refuse_unsent(run, request)
@@ -251,8 +251,8 @@ def refuse_other_name(what: str, name: str, first: object) -> None:
     """Refuse a message with the id of an applied message that had another name."""
     if first and first != name:
         raise Duplicate(
-            f"The {what} {name!r} was not sent: {what} {first!r} was sent to this run under the same id. Only the same "
-            f"{what} is sent again with it; another one needs an id of its own."
+            f"The {what} {name!r} was not sent: {what} {first!r} was sent to this run under the same id. An "
+            f"id can be reused only for the same {what}; a different one needs its own id."
         )
 
 

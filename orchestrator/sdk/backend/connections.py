@@ -231,7 +231,7 @@ class Connections:
 def _refuse_late() -> None:
     """Refuse a query after the time limit of the call."""
     if time_limits.is_over():
-        raise Unavailable("Postgres is not asked any more: the time of the call is over.")
+        raise Unavailable("Postgres was not queried: the time limit of the call has passed.")
 
 
 def _caused(translated: OrchestratorError, error: Exception) -> OrchestratorError:
@@ -323,8 +323,8 @@ def refuse_replacing(task: NewTask) -> None:
     """Refuse `on_duplicate="replace"` in a caller's transaction."""
     if task.unique is not None and task.unique.on_duplicate == "replace":
         raise InvalidTask(
-            "Option on_duplicate: 'replace' does not go with enqueue_in, because the scheduler would have to wait "
-            "for your transaction. Use 'return' or 'raise'."
+            "Option on_duplicate: 'replace' cannot be combined with enqueue_in, because the scheduler would have "
+            "to wait for your transaction. Use 'return' or 'raise'."
         )
 
 

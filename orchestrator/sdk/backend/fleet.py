@@ -29,8 +29,8 @@ class FleetBackend(Part, FleetCalls):
             if first.parent is None:
                 number = first.worker.rpartition("-")[2]
                 raise WrongState(
-                    f"Worker {first.worker} cannot be told to drain: it, or the scheduler that leads, is of an earlier "
-                    f"release. Send SIGTERM to process {number} on {first.host} instead."
+                    f"Worker {first.worker} cannot be drained by a command: the worker or the leading scheduler "
+                    f"is of an earlier release. Send SIGTERM to process {number} on {first.host} instead."
                 )
             fleet.request_drain(connection, first.parent.bytes)
             ids = tuple(process.id for process in processes if not process.is_over)
@@ -43,15 +43,15 @@ def _only(listed: Sequence[FleetProcess], worker: str) -> list[FleetProcess]:
     matches = matching_workers(listed, worker)
     if not matches:
         names = sorted({process.worker for process in listed if process.is_heard})
-        available = f"There are {', '.join(names[:10])}" if names else "There is none"
+        available = f"There are {', '.join(names[:10])}" if names else "There are none"
         raise NotFound(
-            f"No worker is called {worker!r:.300}, runs on such a host or has such a process. {available}"
-            f"{' and more' if len(names) > 10 else ''}: see `orchestrator workers`."
+            f"No worker has the name, host or process {worker!r:.300}. "
+            f"{available}{' and more' if len(names) > 10 else ''}: see `orchestrator workers`."
         )
     if len(matches) > 1:
         names = sorted(processes[0].id for processes in matches)
         raise OrchestratorError(
-            f"{worker!r:.300} may be {len(matches)} workers. Give the id of a process of the one that is meant: "
+            f"{worker!r:.300} matches {len(matches)} workers. Give the id of a process of one of them: "
             f"{', '.join(names[:10])}{' and more' if len(names) > 10 else ''}."
         )
     if all(process.is_over for process in matches[0]):

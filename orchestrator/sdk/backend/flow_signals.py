@@ -54,9 +54,7 @@ class FlowSignals(Part):
         """Send a value to a run under a key. If the key belongs to an approval, decide the approval."""
         path = parse(key)
         if path.root != "shared" or not path.parts:
-            raise ExpressionError(
-                f"Signal {key!r} cannot be sent: it is written into the shared state, such as `paid`."
-            )
+            raise ExpressionError(f"Signal {key!r} cannot be sent: expected a key of the shared state, such as `paid`.")
         data = self._encoded(path.key, value, why)
         with self._connections.changing(f"signal {key!r} was stored") as connection:
             flow, approvals = _approvals(connection, run)
@@ -86,9 +84,10 @@ class FlowSignals(Part):
                 view = reads.show(connection, run)
                 awaited = (view and reads.waiting_for(view)) or "nothing"
                 raise WrongState(
-                    f"Run {to_text(run)} waits for no approval: it stands at {current.state.cursor or 'no node'!r} "
-                    f"and waits for {awaited}.{_last_decision(connection, run)} To decide one that is still to come, "
-                    f"name its node."
+                    f"Run {to_text(run)} is not waiting for an approval: it is at "
+                    f"{current.state.cursor or 'no node'!r} and waits for "
+                    f"{awaited}.{_last_decision(connection, run)} To decide a later approval in advance, name "
+                    "its node."
                 )
             self._decide(connection, run, flow, current, approval, decision, why, data)
         return approval.address
@@ -108,8 +107,8 @@ class FlowSignals(Part):
         for approval in touched:
             if _overlaps(approval, path):
                 raise ExpressionError(
-                    f"Signal {path.key!r} would write over the decision of approval {approval.node!r}, which stands at "
-                    f"{approval.address!r}. Approve or reject that, or send {approval.address!r}."
+                    f"Signal {path.key!r} would overwrite the decision of approval {approval.node!r}, which is "
+                    f"stored at {approval.address!r}. Approve or reject that, or send {approval.address!r}."
                 )
         write({**current.state.shared}, path.key, value)  # raises if the value cannot be stored there
         self._add(connection, run, current, f"$shared.{path.key}", data)
@@ -164,9 +163,10 @@ def _check_room(connection: Connection, run: bytes, state: FlowState, key: str, 
         total -= 2 * len(timezones.encode(previous)) if previous is not None else 0
     if total > limit:
         raise StateTooLarge(
-            f"Signal {name!r} cannot be kept: run {to_text(run)} would keep {total:,} bytes in its shared state, and "
-            f"signals may fill it up to {limit:,}. Send less, or null under keys that nobody waits for; or raise the "
-            f"setting max_payload, of which that is {_SIGNAL_PAYLOADS} times as much."
+            f"Signal {name!r} cannot be kept: run {to_text(run)} would keep {total:,} bytes in its shared "
+            f"state, and signals may fill it up to {limit:,}. Send less, or send null under keys that no node "
+            f"waits for; or raise the setting max_payload, of which the limit is {_SIGNAL_PAYLOADS} times as "
+            "much."
         )
 
 
@@ -199,7 +199,7 @@ def _lock_run(connection: Connection, run: bytes, known_approvals: list[_Approva
     elif current.state.is_over:
         reason = "it has ended"
     if reason:
-        raise WrongState(f"Run {to_text(run)} hears nothing any more: {reason}.{_last_decision(connection, run)}")
+        raise WrongState(f"Run {to_text(run)} accepts no more signals: {reason}.{_last_decision(connection, run)}")
     return current
 
 

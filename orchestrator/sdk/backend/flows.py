@@ -146,7 +146,7 @@ class FlowBackend(FlowSignals, FlowCalls):
         for key, node in stored.flow.nodes.items():
             path = signal_path(key, node) if node.kind == "approval" else None
             if path is not None and path.root == "shared" and look_up(shared, path.parts) is not None:
-                raise InvalidWorkflow(f"{subject} decides approval {key!r} at {path.key!r}: leave that to `approve`.")
+                raise InvalidWorkflow(f"{subject} decides approval {key!r} at {path.key!r}: use `approve` for that.")
         return dict(shared)
 
     def _check_parameters(self, stored: StoredFlow, params: Mapping[str, Any]) -> None:

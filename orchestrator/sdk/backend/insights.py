@@ -74,7 +74,7 @@ class InsightBackend(Part, InsightCalls):
         self, name: str, queue: str, kind: str, act: HandlingAct, until: datetime | None = None
     ) -> None:
         if (act == "snooze") != (until is not None):
-            raise InvalidTask("Failures are snoozed until a time, and only those.")
+            raise InvalidTask("Snoozing failures needs a time `until`; other decisions accept none.")
         detail = {} if until is None else {"until": until.isoformat(timespec="seconds")}
         with self._connections.writing("the decision was stored", transaction=True) as connection:
             self._connections.record(connection, act, HANDLED, target_of((name, queue, kind)), **detail)

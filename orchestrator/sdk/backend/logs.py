@@ -179,7 +179,7 @@ def progress_of(connections: Connections, task: bytes) -> TaskProgress | None:
     try:
         found = read_progress(connections.shared_redis, connections.keys, task)
     except LOSSES as error:
-        raise OrchestratorError(f"Redis, which keeps the progress of tasks, cannot tell: {error}") from error
+        raise OrchestratorError(f"The progress of tasks cannot be read from Redis: {error}") from error
     if found is None:
         return None
     progress, age = found

@@ -74,7 +74,7 @@ def reading_one(
     return call
 
 
-GOING_ON = "It goes on"
+GOING_ON = "It is in progress"
 """The message for a task or run without a known obstacle."""
 
 
@@ -119,4 +119,4 @@ def overdue(connections: Connections, target: bytes) -> str:
 
 def cannot_be_asked() -> str:
     """Return the message if the obstacles cannot be queried."""
-    return f"Postgres {'has not said in time' if time_limits.is_over() else 'cannot be asked'} how it is"
+    return f"Postgres {'did not answer in time' if time_limits.is_over() else 'cannot be reached'}"

@@ -75,7 +75,7 @@ class RunBackend(Part, RunWork):
                 ids: list[bytes] = []
                 total = enqueue.copy_tasks(connection, _collecting_ids(tasks, ids) if repeated else tasks)
                 if ids and results.has_ended(connection, ids):
-                    raise InvalidTask("An id of these tasks is that of another task: make a new one for each task.")
+                    raise InvalidTask("One of these ids belongs to another task: make a new id for each task.")
                 if not creation.create(connection, [NewRun(run_id, name, total, trace=current_trace())]) and repeated:
                     connection.rollback()  # the first try has succeeded meanwhile
         except IntegrityError:
@@ -102,8 +102,8 @@ class RunBackend(Part, RunWork):
             return False
         if from_step is not None:
             raise WrongState(
-                f"Run {to_text(run)} is of a flow, which begins at its start: leave out the step. To go on at the node "
-                f"that failed: orchestrator runs retry {to_text(run)}"
+                f"Run {to_text(run)} is a run of a flow, which always starts at the beginning: omit the step. To "
+                f"resume at the node that failed: orchestrator runs retry {to_text(run)}"
             )
         creation.create(connection, [dags.sealed(new_run._replace(trace=current_trace()), self._vault)])
         return True
@@ -158,8 +158,8 @@ class RunBackend(Part, RunWork):
             parent = run_retries.parent_of(connection, run)
         if parent is not None:
             raise WrongState(
-                f"Run {to_text(run)} cannot be retried by itself: it is step {parent[1]!r} of run {parent[0]}, and is "
-                f"retried with that one: orchestrator runs retry {parent[0]}"
+                f"Run {to_text(run)} cannot be retried by itself: it is step {parent[1]!r} of run {parent[0]}, "
+                f"and is retried with that run: orchestrator runs retry {parent[0]}"
             )
 
     def delete(self, run: bytes) -> None:
@@ -167,8 +167,8 @@ class RunBackend(Part, RunWork):
             state, _ = self.progress(run)
             check_state(RequestKind.DELETE_RUN, run, state, allowed=state in ENDED_RUN_STATES)
             raise WrongState(
-                f"Cannot delete run {to_text(run)} by itself: it is a child of another run and is deleted with that "
-                "one, or its last tasks are still being cancelled."
+                f"Cannot delete run {to_text(run)} by itself: it is a child of another run and is deleted with "
+                "that run, or its last tasks are still being cancelled."
             )
 
     # -- reading

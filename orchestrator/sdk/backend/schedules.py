@@ -82,11 +82,11 @@ def _new_backfill(
     now = schedules.clock(connection)
     first, last = _moment("start", start, stored.schedule), _moment("end", end or now, stored.schedule)
     if not first < last <= now:
-        raise InvalidWorkflow(f"A backfill is of the past: expected start < end <= now, found {start} and {end}.")
+        raise InvalidWorkflow(f"A backfill covers the past: expected start < end <= now, found {start} and {end}.")
     if last - first > _MAX_RANGE:
         raise InvalidWorkflow(
-            f"A backfill reaches over at most 20 years, found {start} and {end}. Fill in what comes before "
-            f"{(first + _MAX_RANGE).astimezone(stored.schedule.zone).date()} first, and then from there on."
+            f"A backfill covers at most 20 years, found {start} and {end}. Backfill the time before "
+            f"{(first + _MAX_RANGE).astimezone(stored.schedule.zone).date()} first, then continue from there."
         )
     target = _target(connection, stored)
     limit = _limit(target, concurrency)
@@ -96,8 +96,8 @@ def _new_backfill(
         raise InvalidWorkflow(f"Schedule {stored.key} has no fire between {first} and {last}: choose another range.")
     if len(due) > most:
         raise InvalidWorkflow(
-            f"Schedule {stored.key} has more than {most:,} fires between {first} and {last}. Fill in what comes "
-            f"before {due[-1].astimezone(stored.schedule.zone).isoformat()} first, and then from there on."
+            f"Schedule {stored.key} has more than {most:,} fires between {first} and {last}. Backfill the "
+            f"time before {due[-1].astimezone(stored.schedule.zone).isoformat()} first, then continue from there."
         )
     store.run_of(target, stored.schedule, due[0], bytes(16), stored.key)  # raises if a run could not be created
     new = NewBackfill(stored.workflow, stored.schedule, first, last, limit, again, len(due), due[0])
@@ -122,7 +122,9 @@ def _find(connection: Connection, key: str) -> StoredSchedule:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise NotFound(f"{key!r} has {len(matches)} schedules. Say which: {', '.join(match.key for match in matches)}.")
+        raise NotFound(
+            f"{key!r} has {len(matches)} schedules. Specify one: {', '.join(match.key for match in matches)}."
+        )
     keys = [match.key for match in schedules.page(connection, limit=_MAX_COMPARED).schedules]
     raise NotFound(f"There is no schedule {key!r}.{did_you_mean(key, keys)} See: orchestrator schedules list")
 
@@ -160,8 +162,8 @@ def _flow_target(connection: Connection, name: str, version: int | None) -> Targ
 def _check_workflow(definition: Definition, schedule: dict[str, Any], version: int | None) -> None:
     if version is not None:
         raise InvalidWorkflow(
-            f"{definition.name!r} is a workflow, of which a schedule starts the newest version: leave out the version, "
-            f"which is for flows."
+            f"{definition.name!r} is a workflow, and its schedules start the newest version: omit the version, "
+            "which is for flows."
         )
     problems = [
         problem
@@ -176,7 +178,9 @@ def _limit(target: Target, requested: int | None) -> int:
     """Return how many runs of a backfill may be open at once."""
     own = target.definition and msgspec.json.decode(target.definition, type=Definition).concurrency
     if own and requested is not None:
-        raise InvalidWorkflow(f"Workflow {target.name!r} has a concurrency of its own: leave out that of the backfill.")
+        raise InvalidWorkflow(
+            f"Workflow {target.name!r} has a concurrency limit of its own: omit that of the backfill."
+        )
     limit = own.limit if own else 1 if requested is None else requested
     if limit < 1:
         raise InvalidWorkflow(f"A backfill runs at least 1 at a time, found a concurrency of {limit}.")
@@ -223,8 +227,8 @@ class ScheduleBackend(Part, ScheduleCalls):
                 existing = workflows.latest(connection, definition.name)
                 if existing is not None and [other.name for other in existing.definition.steps] != [step]:
                     raise InvalidWorkflow(
-                        f"The schedule of task {definition.steps[0].task!r} wants to be called {definition.name!r}, "
-                        f"and a workflow is called so. Give it another name=."
+                        f"The schedule of task {definition.steps[0].task!r} cannot be named "
+                        f"{definition.name!r}, because a workflow has that name. Pass a different name=."
                     )
                 if workflows.apply(connection, definition).created:
                     self._connections.record(connection, "apply", "workflow", definition.name)
@@ -234,7 +238,7 @@ class ScheduleBackend(Part, ScheduleCalls):
                 schedules.put(connection, workflow, schedule, now, declared=True, code=target)
 
     def claim_origin(self, origin: str, keys: Sequence[str], *, prune: bool) -> list[str]:
-        with self._connections.changing(f"it was noted what {origin} declares", nudge=False) as connection:
+        with self._connections.changing(f"the declarations of {origin} were stored", nudge=False) as connection:
             forgotten = schedules.claim_origin(connection, origin, keys)
             if prune:
                 for key in forgotten:
@@ -315,7 +319,7 @@ class ScheduleBackend(Part, ScheduleCalls):
     def cancel_backfill(self, number: int) -> None:
         view = self.show_backfill(number)
         if view.is_over:
-            raise WrongState(f"Backfill {number} is over.")
+            raise WrongState(f"Backfill {number} has ended.")
         with self._connections.changing(f"backfill {number} was cancelled") as connection:
             backfills.cancel(connection, view)
             self._connections.record(connection, "cancel", "backfill", str(number), workflow=view.workflow)

@@ -187,7 +187,7 @@ class TaskBackend(Part, TaskWork):
             existing = results.named(connection, [task.id for task in tasks])
         for task in tasks:
             if existing.get(task.id, (task.name, task.queue)) != (task.name, task.queue):
-                raise InvalidTask(f"The id {to_text(task.id)} is that of another task: make a new one for each task.")
+                raise InvalidTask(f"The id {to_text(task.id)} belongs to another task: make a new id for each task.")
         return bool(existing)
 
     def _create(self, tasks: Iterable[NewTask], within: str, repeated: bool) -> list[bytes]:
@@ -235,8 +235,8 @@ class TaskBackend(Part, TaskWork):
         if taken is not None:
             key, holder = taken
             raise Duplicate(
-                f"Cannot retry task {to_text(task)}: task {holder} has its key {key!r} now. Wait until that one has "
-                f"ended, or cancel it.",
+                f"Cannot retry task {to_text(task)}: task {holder} has its key {key!r} now. Wait until that "
+                "task has ended, or cancel it.",
                 holder,
             )
         self._connections.retries += 1
@@ -297,7 +297,9 @@ class TaskBackend(Part, TaskWork):
         except ValueError as error:
             raise PayloadError(f"Task {to_text(task)}: {error}.") from None
         if stored is None or stored.task != task:
-            raise PayloadError(f"Task {to_text(task)}: expected a reference to a payload of it, found something else.")
+            raise PayloadError(
+                f"Task {to_text(task)}: expected a reference to a payload of this task, found something else."
+            )
         if self._payloads is None:
             raise PayloadError(
                 f"A payload of task {to_text(task)} is stored outside, and this process has no payload store. See the "
@@ -307,7 +309,9 @@ class TaskBackend(Part, TaskWork):
             if stored.item is not None:
                 return PayloadPart(reading.encoded(), 1)
             if number >= max(1, reading.chunks):
-                raise PayloadError(f"A payload of task {to_text(task)} has {reading.chunks} parts, and no {number}.")
+                raise PayloadError(
+                    f"A payload of task {to_text(task)} has {reading.chunks} parts, and no part {number}."
+                )
             return PayloadPart(reading.chunk(number) if reading.chunks else b"", reading.chunks)
 
     # -- waiting
@@ -372,26 +376,26 @@ def _retry_obstacle(task: str, run: EndedIn) -> str:
     """Describe why an ended task cannot be retried, and what to do instead; empty if it can."""
     if run.is_code and task == run.run:
         return (
-            f": it stands for a run of a workflow as code, which has ended. To do all of it again: "
-            f"orchestrator runs rerun {run.run}; to keep what was done up to an event: "
-            f"orchestrator runs reset {run.run} --to EVENT"
+            ": it represents a run of a workflow as code, which has ended. To run it again from the start: "
+            f"orchestrator runs rerun {run.run}; to keep the work up to an event: orchestrator runs reset "
+            f"{run.run} --to EVENT"
         )
     if run.is_code:
         return (
-            f": the code of its run has been told how it ended. To do it again, reset the run to an event before: "
-            f"orchestrator runs reset {run.run} --to EVENT"
+            ": the code of its run has already received its outcome. To run it again, reset the run to an "
+            f"earlier event: orchestrator runs reset {run.run} --to EVENT"
         )
     if run.is_flow:
         return (
-            f" by itself: the flow of its run has gone on with how it ended. A run that has failed goes on at the "
-            f"node that failed: orchestrator runs retry {run.run}"
+            " by itself: the flow of its run has already used its outcome. To resume a failed run at the node "
+            f"that failed: orchestrator runs retry {run.run}"
         )
     if run.status == RunState.FAILED and run.is_whole:
         return (
-            f" by itself: its run has ended, and timed out, has a limit of its workflow or is a step of another run. "
-            f"Retry the run: orchestrator runs retry {run.run}"
+            " by itself: its run has ended, and has timed out, has a limit of its workflow or is a step of "
+            f"another run. Retry the run: orchestrator runs retry {run.run}"
         )
-    hint = f"To do all of it again: orchestrator runs rerun {run.run}" if run.has_workflow else "Enqueue it again."
+    hint = f"To run all of it again: orchestrator runs rerun {run.run}" if run.has_workflow else "Enqueue it again."
     if run.is_cancelled:
         return f": its run was cancelled. {hint}"
     if run.status not in (RunState.RUNNING, RunState.FAILED):

@@ -101,7 +101,7 @@ def _is_plain(settings: Settings, what: str, data: bytes) -> bool:
             f"data instead, or raise the setting max_payload of the API."
         )
     if may_hold_references(data):
-        raise PayloadError(f"{what} cannot be read: it names a stored payload, which is not for a client to do.")
+        raise PayloadError(f"{what} cannot be read: it names a stored payload, which clients may not do.")
     return not is_sealed(data)
 
 

@@ -181,7 +181,7 @@ def _declared(part: str, name: str, method: Callable[..., Any]) -> Declared:
     signature = inspect.signature(method)
     arguments = {word.partition(".")[0] for text in (rules.about or {}).values() for word in text.split()}
     if unknown := {*arguments, rules.redacts or "self"} - {*signature.parameters}:
-        raise TypeError(f"Call {part}.{name}: its rules name {sorted(unknown)}, which is no argument of it.")
+        raise TypeError(f"Call {part}.{name}: its rules name {sorted(unknown)}, which is not an argument of it.")
     hints = get_type_hints(method, include_extras=True)
     return_type = hints.pop("return")
     waits = get_origin(return_type) is Generator

@@ -60,7 +60,7 @@ class QuarantineCalls(Protocol):
             "DELETE /quarantine",
             name="clear_quarantine",
             answer=Wrapped("Cleared", "messages", "How many were dropped."),
-            summary="Drop everything that was set aside",
+            summary="Delete all messages in the quarantine",
         ),
     )
     def clear(self) -> int:

@@ -173,7 +173,7 @@ class Commander:
         if self.read_only:
             self.is_dirty = True
             raise InvalidWorkflow(
-                f"The {self.read_only} may look at the workflow, but command nothing and change nothing of it. "
+                f"The {self.read_only} may read the workflow, but may not issue commands or change state. "
                 f"Refused: {action}."
             )
 

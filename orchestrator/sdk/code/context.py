@@ -265,7 +265,7 @@ class WorkflowContext:
         """Return whether to take the new branch of a change: False in runs that passed this point before the change."""
         if name not in self._patches:
             commander = self._commander
-            commander.check_unseen("deciding on a patch that the code has not come to")
+            commander.check_unseen("deciding on a patch that the code has not reached")
             recorded = commander.ledger.is_patched(name)
             self._patches[name] = recorded or not commander.replaying
             if self._patches[name]:

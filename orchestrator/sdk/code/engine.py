@@ -140,7 +140,8 @@ class Engine:
         except (DeterminismViolation, NotDeterministic) as error:
             stuck = commander.ledger.violation or Violation(commander.number, type(error).__name__, str(error))
             unanswerable = TaskError(
-                "WrongState", f"The code cannot be asked, for it does not fit the history: {stuck.message}"
+                "WrongState",
+                f"The query cannot be answered, because the code does not match the history: {stuck.message}",
             )
             answers = [QueryResult(query.id, error=unanswerable) for query in activation.queries]
             return Activated(identifier, attempt, time.monotonic() - since, stuck=stuck, answers=answers)

@@ -120,7 +120,7 @@ class DurableFuture(OrderedFuture[T]):
         try:
             value = self._restore(decode_value(data))
         except (msgspec.ValidationError, TypeError, ValueError) as error:
-            self._fail(PayloadError(f"{self._label} gave a value that does not fit its type: {error}."))
+            self._fail(PayloadError(f"{self._label} returned a value that does not match its type: {error}."))
         else:
             self.set_result(value)
 

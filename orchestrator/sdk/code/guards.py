@@ -43,7 +43,7 @@ _CLOCK = "ctx.now()"
 _SLEEP = "`await ctx.sleep(…)` or `await asyncio.sleep(…)`"
 _RANDOM = "ctx.random, which has the same methods"
 _UUID = "ctx.uuid()"
-_OUTSIDE = "an argument of the workflow, or ctx.run(name, function), which records what it gives"
+_OUTSIDE = "an argument of the workflow, or ctx.run(name, function), which records its result"
 _TASK = "a task, or ctx.run(name, function) for something short"
 _THREADS = "asyncio.create_task(…), or a task"
 

@@ -136,12 +136,12 @@ class Handlers:
             with read_only(self._commander, f"query {query.name!r}"):
                 value = handler.function(*arguments, **keywords)
                 if self._commander.is_dirty:
-                    self._commander.check_unseen("what it tried, although it caught the error")
+                    self._commander.check_unseen("a command whose error the handler caught")
             data = encode_value(value, f"The answer to query {query.name!r}", self._commander.limit)
             handler.signature.check_result(value, data)
             return QueryResult(query.id, data)
         except EndTurn as error:
-            message = f"{error} (setting turn_timeout). A query only looks."
+            message = f"{error} (setting turn_timeout). Queries must be short."
             return QueryResult(query.id, error=TaskError("TurnTooLong", message, phase=phase))
         except BaseException as error:  # noqa: BLE001  # any exception is the answer, even SystemExit
             return QueryResult(query.id, error=_error(error, phase))
@@ -202,7 +202,9 @@ class Handlers:
         for request in self._early.values():
             self._running[request.id] = request.name
         return [
-            AnswerUpdate(request, error=TaskError("WrongState", f"The run {ends} before update {name!r} was done."))
+            AnswerUpdate(
+                request, error=TaskError("WrongState", f"The run {ends} before update {name!r} was completed.")
+            )
             for request, name in self._running.items()
         ]
 
@@ -250,14 +252,16 @@ def signal_signature(name: str, function: Callable[..., Any], leading: int = 0) 
 def check_query(name: str, function: Callable[..., Any]) -> None:
     """Raise InvalidWorkflow for an async query handler."""
     if inspect.iscoroutinefunction(function):
-        raise InvalidWorkflow(f"Query {name!r}: a query only looks, so its handler is a plain function, not async.")
+        raise InvalidWorkflow(
+            f"Query {name!r}: queries are read-only, so the handler must be a plain function, not async."
+        )
 
 
 def check_validator(name: str, function: Callable[..., Any], validate: Callable[..., Any]) -> None:
     """Raise InvalidWorkflow for a validator that is async or does not accept the arguments of its update."""
     called = f"Update {name!r}, its validator {getattr(validate, '__name__', validate)!r}"
     if inspect.iscoroutinefunction(validate):
-        raise InvalidWorkflow(f"{called}: a validator only looks, so it is a plain function, not async.")
+        raise InvalidWorkflow(f"{called}: validators are read-only, so it must be a plain function, not async.")
     try:
         expected, actual = inspect.signature(function), inspect.signature(validate)
     except ValueError:  # some C functions have no signature
@@ -270,7 +274,7 @@ def check_validator(name: str, function: Callable[..., Any], validate: Callable[
             actual.bind(*positional, **keywords)
         except TypeError as error:
             raise InvalidWorkflow(
-                f"{called}: it gets the arguments of the update, expected {expected}, found {actual}: {error}."
+                f"{called}: it receives the arguments of the update, expected {expected}, found {actual}: {error}."
             ) from None
 
 

@@ -164,7 +164,7 @@ class LiveRun:
         try:
             return self.workflow._signature.restore(arguments, keywords)
         except InvalidTask as error:
-            message = f"Signature mismatch (event 1): the run was started with arguments that do not fit: {error}"
+            message = f"Signature mismatch (event 1): the run was started with arguments that do not match: {error}"
             self.commander.ledger.violate(1, "SignatureMismatch", message)
 
     def _cancel(self, fact: history.RunCancelRequested) -> None:

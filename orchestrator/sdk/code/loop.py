@@ -112,7 +112,8 @@ class Loop(asyncio.AbstractEventLoop):
             if idle > _MAX_IDLE_CALLBACKS + 10 * len(self._tasks):
                 raise NotDeterministic(
                     f"The code ran {idle:,} callbacks without beginning to wait for anything new. A loop around "
-                    f"`asyncio.sleep(0)` never ends here, for time stands still; wait for a task, a timer or a signal."
+                    "`asyncio.sleep(0)` never ends here, because time does not advance; wait for a task, a timer "
+                    "or a signal."
                 )
 
     async def wait_until(self, check: Callable[[], bool]) -> None:
@@ -261,12 +262,12 @@ class Loop(asyncio.AbstractEventLoop):
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> NoReturn:  # type: ignore[override]  # noqa: ARG002
         self._refuse(
-            f"A workflow has no threads: {function!r} cannot run in one. Make it a task and schedule that, "
-            f"or record what it gives with ctx.run(name, function)."
+            f"A workflow has no threads: {function!r} cannot run in one. Make it a task and schedule that, or "
+            "record its result with ctx.run(name, function)."
         )
 
     def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any, **_: Any) -> NoReturn:  # type: ignore[override]  # noqa: ARG002
-        self._refuse("Nothing may reach into a workflow from another thread. Send it a signal instead.")
+        self._refuse("A workflow cannot be accessed from another thread. Send it a signal instead.")
 
     def _refuse(self, message: str) -> NoReturn:
         """Refuse a call and stop the code, even if the code catches the error."""
@@ -284,7 +285,7 @@ def _refuse(name: str) -> Callable[..., NoReturn]:
     def refuse(loop: Loop, *_: Any, **__: Any) -> NoReturn:
         loop._refuse(
             f"A workflow does no input or output of its own, so its event loop has no {name}. Make it a task and "
-            f"schedule that, or record what a short call gives with ctx.run(name, function)."
+            "schedule that, or record the result of a short call with ctx.run(name, function)."
         )
 
     return refuse
@@ -341,8 +342,9 @@ def _in_order(futures: Iterable[Any]) -> list[Any]:
     for future in items:
         if asyncio.isfuture(future) and type(future).__hash__ is _BY_ADDRESS:
             raise NotDeterministic(
-                f"{type(future).__name__}() was made by hand, and a set of such has another order in every process. "
-                f"Inside a workflow, use asyncio.get_running_loop().create_future(), or asyncio.create_task(…)."
+                f"{type(future).__name__}() was created directly, and a set of such objects has a different "
+                "order in every process. Inside a workflow, use asyncio.get_running_loop().create_future(), or "
+                "asyncio.create_task(…)."
             )
     return items
 

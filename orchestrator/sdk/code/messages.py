@@ -47,8 +47,8 @@ class MessageMethod(Generic[W, P, T]):
         other = sys._getframe(2).f_locals.get(function.__name__)  # the class body, which would drop the other one
         if isinstance(other, MessageMethod):
             raise InvalidWorkflow(
-                f"{decorator}: the class has a {other.what.lower()} {other.name!r} already. Give the method another "
-                f"name."
+                f"{decorator}: the class has a {other.what.lower()} {other.name!r} already. Give the method a "
+                "different name."
             )
         self.__doc__ = function.__doc__
         self.name: str = function.__name__
@@ -136,13 +136,14 @@ def name_of(
     elif not isinstance(message, kind):
         article = "an" if kind is UpdateMethod else "a"
         raise UnknownHandler(
-            f"Expected {article} {what} by its name or its method, found {message!r}. Nothing was sent."
+            f"Expected {article} {what} given by its name or its method, found {message!r}. Nothing was sent."
         )
     elif target is None or any(issubclass(item, message.owner) for item in target.classes()):
         name = message.name
     else:
         runs = (
-            ", ".join(item.__qualname__ for item in target.classes()) or "a function, whose messages go by their names"
+            ", ".join(item.__qualname__ for item in target.classes())
+            or "a function, whose messages are addressed by name"
         )
         raise UnknownHandler(f"Workflow {target.name!r} has no {message!r}: it is {runs}. Nothing was sent.")
     if target is not None and kind is UpdateMethod:

@@ -50,8 +50,8 @@ class CodeOptions:
             raise InvalidWorkflow(f"Option close_policy: expected one of {known}, found {self.close_policy!r}.")
         if self.detached and self.close_policy not in (None, "abandon"):
             raise InvalidWorkflow(
-                f"Options detached and close_policy: a detached child is abandoned, and found was "
-                f"{self.close_policy!r}. Give one of the two."
+                "Options detached and close_policy: a detached child is abandoned, but close_policy is "
+                f"{self.close_policy!r}. Give only one of the two."
             )
         if self.on_cancel not in get_args(OnCancel):
             known = ", ".join(get_args(OnCancel))

@@ -133,7 +133,7 @@ def _commander() -> Commander:
 def _check_supported(commander: Commander, record: Record | None, action: str) -> None:
     """Make the run stuck until the leading scheduler supports the command."""
     if record is None and not commander.leader_reports:
-        error = NotDeterministic(f"Cannot {action}: the scheduler that leads is of the previous release. Upgrade it.")
+        error = NotDeterministic(f"Cannot {action}: the leading scheduler is of the previous release. Upgrade it.")
         commander.stop(error)
         raise error
 

@@ -65,5 +65,5 @@ class Signals(Generic[T]):
         try:
             value: T = decode_value(data, self._kind)
         except (msgspec.ValidationError, TypeError, ValueError) as error:
-            raise PayloadError(f"Signal {self._mailbox.name!r} does not fit its type: {error}.") from None
+            raise PayloadError(f"Signal {self._mailbox.name!r} does not match its type: {error}.") from None
         return value

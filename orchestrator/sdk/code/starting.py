@@ -68,8 +68,8 @@ class Starting(Generic[P, R, W_co, U_co]):
             )
         if on_conflict is not None and (signal is not None or update is not None):
             raise InvalidWorkflow(
-                "Option on_conflict: not with signal= or update=, which reach the open run under the id, or start "
-                "another if that has ended."
+                "Option on_conflict: it cannot be combined with signal= or update=, which reach the open run "
+                "under the id, or start a new run if that has ended."
             )
         if signal is not None and id is None:
             raise InvalidWorkflow("Option signal: it goes to the run under an id; give id= as well.")
@@ -96,8 +96,8 @@ class Starting(Generic[P, R, W_co, U_co]):
                 return self.start(*args, **kwargs)
         if inside_workflow():
             raise NotDeterministic(
-                f"A run of workflow {name!r} was started inside a workflow, and would be so again on every replay. "
-                f"Use `await {name}.schedule(…)`; with options(detached=True) it outlives this one."
+                f"A run of workflow {name!r} was started inside a workflow, and every replay would start it "
+                f"again. Use `await {name}.schedule(…)`; with options(detached=True) it outlives this one."
             )
         started = self._begin(*args, **kwargs)
         with sending("start", name, started.queue) as traced:

@@ -348,8 +348,8 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
         other = versions.get(workflow.version)
         if other is not None and _code(other) is not _code(workflow):
             raise InvalidWorkflow(
-                f"Two functions want to be version {workflow.version} of the workflow {workflow.name!r}. "
-                f"Give one of them another name= or version=."
+                f"Version {workflow.version} of workflow {workflow.name!r} is registered twice. Pass a "
+                "different name= or version= to one of the functions."
             )
         versions[workflow.version] = workflow
         watch_package_of(workflow.function.__module__)

@@ -197,8 +197,8 @@ def _task_name(task: Task[..., Any] | Callable[..., Any] | str) -> str:
     if isinstance(task, Task):
         if task._is_variant:
             raise InvalidWorkflow(
-                f"A step runs task {task.name!r} as it is registered. Give what options(…) says to the step, or to the "
-                f"decorator."
+                f"A step runs task {task.name!r} as it is registered. Pass the options to the step, or to the "
+                "decorator."
             )
         return task.name
     if inspect.isfunction(task) and "<" not in task.__qualname__:

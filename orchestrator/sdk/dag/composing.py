@@ -65,8 +65,8 @@ class Composer:
         first = next(part._calls())
         if other := next((call for call in part._calls() if call.task._client is not self._client), None):
             raise InvalidWorkflow(
-                f"A composition runs in one deployment, and {other.task!r} is of another than {first.task!r}. Send all "
-                f"via the same cell, and register all with the same Orchestrator."
+                f"A composition runs in one deployment, and {other.task!r} belongs to a different one from "
+                f"{first.task!r}. Send all via the same cell, and register all with the same Orchestrator."
             )
         _task(first)._refuse_in_workflow("started in a composition")
         submit = _task(first).options(on_success=on_success)._enqueue_path()
@@ -133,7 +133,7 @@ class _Shape:
 
     def definition(self, value: _Value, *, is_fed: bool) -> Definition:
         if not self._steps:
-            raise InvalidWorkflow("A composition of nothing cannot be started: give it a task, such as fetch.s(url).")
+            raise InvalidWorkflow("An empty composition cannot be started: give it a task, such as fetch.s(url).")
         if len(self._steps) > MAX_STEPS:
             raise InvalidWorkflow(
                 f"The composition has {len(self._steps):,} steps, and at most {MAX_STEPS:,} are allowed. Calls of one "

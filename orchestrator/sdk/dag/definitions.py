@@ -140,7 +140,7 @@ def _concurrency(reader: Fields, node: Node, path: KeyPath) -> Concurrency | Bad
     if "limit" in values:
         return Concurrency(**values)
     if isinstance(node.value, dict) and "limit" not in node.value:
-        return reader.problem(path, "limit is missing: how many runs may there be at once?")
+        return reader.problem(path, "limit is missing: the number of runs that may run at once.")
     return BAD
 
 
@@ -158,7 +158,7 @@ def _each(make: Callable[..., Any], expected: str, table: Table, kinds: tuple[st
 def _executor(reader: Fields, node: Node, path: KeyPath) -> str | Bad:
     """Read the name of an executor. Its options are checked when the whole step has been read."""
     if node.value == IN_WORKER:
-        return reader.problem(path, f"{IN_WORKER} runs registered functions: give the step a task instead.")
+        return reader.problem(path, f"{IN_WORKER} runs registered functions: set `task` on the step instead.")
     if not isinstance(node.value, str):
         return reader.mismatch(node, path, "the name of an executor, such as process")
     return node.value
@@ -182,7 +182,7 @@ _DEFAULTS = {key: _STEP[key] for key in ("retries", "timeout", "queue", "priorit
 _on_failure = choice(("run", "skip"))
 _STEP["on_failure"] = Field(
     _on_failure.read,
-    _on_failure.schema | {"description": "run: start once all above have ended, whatever came of them."},
+    _on_failure.schema | {"description": "run: start once all dependencies have ended, regardless of their outcome."},
 )
 _hooks = _each(Hook, "a mapping with task or webhook, or a list of such", table_of(Hook), ("task", "webhook"))
 _TASKS: Schema = {
@@ -221,9 +221,7 @@ _WORKFLOW = table_of(
     on_failure=_hooks,
     on_success=_hooks,
 ) | {
-    "defaults": Field(
-        _defaults, mapping_schema(_DEFAULTS, description="Options of every task that does not say otherwise.")
-    ),
+    "defaults": Field(_defaults, mapping_schema(_DEFAULTS, description="Default options of the tasks.")),
     "tasks": Field(_tasks, _TASKS),
 }
 """The keys of a file: those declared by the structs of `domain.dag.definition`, and those that only files have."""
@@ -246,7 +244,9 @@ def _step(reader: Fields, name: str, defaults: dict[str, Any], own: dict[str, An
     if on_failure is not None:
         trigger = _TRIGGERS[on_failure]
         if own.setdefault("trigger", trigger) != trigger:
-            message = f"on_failure: {on_failure} means trigger: {trigger}, and trigger says {own['trigger']}: keep one."
+            message = (
+                f"on_failure: {on_failure} means trigger: {trigger}, but trigger is {own['trigger']}: keep one of them."
+            )
             reader.problem(("tasks", name, "on_failure"), message)
     options = own.pop("with", {})
     executor = own.get("executor")
@@ -254,7 +254,7 @@ def _step(reader: Fields, name: str, defaults: dict[str, Any], own: dict[str, An
         path: KeyPath = ("tasks", name)
         for option, value in options.items():
             if not parse_template(value).is_constant:
-                message = "expected a constant, found an expression: what differs from run to run is input."
+                message = "expected a constant, found an expression: pass values that differ between runs as input."
                 reader.problem((*path, "with", option), message)
         for option, message in find_problems(executor, options):
             reader.problem((*path, "with", option) if option else (*path, "executor"), message)

@@ -74,7 +74,7 @@ def text_of(path: str | Path) -> str:
     except OSError as error:
         raise InvalidWorkflow(f"{path}: cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError as error:
-        raise InvalidWorkflow(f"{path}: not a text in UTF-8: {error.reason} at byte {error.start}.") from None
+        raise InvalidWorkflow(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}.") from None
 
 
 def read(text: str) -> tuple[Node | None, list[Flaw]]:
@@ -117,7 +117,7 @@ def from_plain(value: Any, depth: int = 0) -> Node:
 
 
 _NOT_A_NUMBER = "{} is not a finite number of at most 64 bits."
-_NO_NUL = "a text cannot hold the character \\0."
+_NO_NUL = "a string cannot contain the character \\0."
 
 
 # -- scalars
@@ -200,7 +200,7 @@ class _Builder:
             top.key = (event.value, line)
             if event.value in top.entries:
                 first = top.entries[event.value].line
-                self.flaws.append(Flaw(line, f"key {event.value!r} is already there in line {first}."))
+                self.flaws.append(Flaw(line, f"duplicate key {event.value!r}, first used in line {first}."))
             return
         tag = (event.tag or "").removeprefix("tag:yaml.org,2002:")
         if tag not in ("", "!", "str", "int", "float", "bool", "null"):
@@ -216,10 +216,10 @@ class _Builder:
 
     def _take_alias(self, event: yaml.AliasEvent, line: int) -> None:
         if event.anchor not in self._anchors:
-            raise _Unreadable(line, f"no anchor &{event.anchor} stands before this alias.")
+            raise _Unreadable(line, f"no anchor &{event.anchor} is defined before this alias.")
         node = self._anchors[event.anchor]
         if node is None:
-            raise _Unreadable(line, f"alias *{event.anchor} stands within what it refers to.")
+            raise _Unreadable(line, f"alias *{event.anchor} is used inside its own anchor.")
         self._add(node, None)
 
     def _open(self, event: yaml.SequenceStartEvent | yaml.MappingStartEvent, line: int) -> None:
@@ -254,11 +254,13 @@ class _Builder:
         top = self._stack[-1]
         top.size += node.size
         if top.size > MAX_NODES:
-            raise _Unreadable(top.line, f"more than {MAX_NODES:,} parts, each alias counted as what it stands for.")
+            raise _Unreadable(
+                top.line, f"more than {MAX_NODES:,} parts, each alias counted with all that it refers to."
+            )
         if top.items is not None:
             top.items.append(node)
         elif top.key is None:
-            raise _Unreadable(node.line, "a key must be a plain text.")
+            raise _Unreadable(node.line, "a key must be a string.")
         else:
             key, line = top.key
             top.key = None

@@ -146,14 +146,14 @@ def check_allowed_in_workflow(task: Task[..., Any]) -> None:
     for name in ("unique_key", "idempotency_key"):
         if getattr(options, name) is not None:
             raise InvalidTask(
-                f"Task {task.name!r} has the option {name}, and a run needs all its tasks. Leave it out, or run "
-                f"another task that enqueues this one. To limit runs, see `concurrency` of a workflow and `overlap` "
-                f"of a schedule."
+                f"Task {task.name!r} has the option {name}, and a run needs all its tasks. Omit it, or run "
+                "another task that enqueues this one. To limit runs, see `concurrency` of a workflow and "
+                "`overlap` of a schedule."
             )
     for name in ("eta", "expires"):
         if isinstance(getattr(options, name), datetime):
             raise InvalidTask(
-                f"Task {task.name!r}: option {name} is a moment, and runs may begin at any time. Give "
+                f"Task {task.name!r}: option {name} is a fixed moment, but runs may start at any time. Give "
                 f"{'delay' if name == 'eta' else name} in seconds."
             )
     if options.on_success is True:
@@ -240,8 +240,8 @@ def _registered(
             name = "concurrency_key" if callable(options.concurrency_key) else "weight"
             remedy = advice if name == "concurrency_key" else "Give it a number."
             raise InvalidTask(
-                f"Task {task.name!r}: option {name} is a function, and what it needs is known only when a run gets "
-                f"there: {unknown}. {remedy}"
+                f"Task {task.name!r}: option {name} is a function, and its arguments are known only while a run "
+                f"executes: {unknown}. {remedy}"
             )
         task._signature.check((), constants)
         options = _fixed(task, options, constants)
@@ -265,8 +265,8 @@ def _fixed(task: Task[..., Any], options: CallOptions, values: Mapping[str, Any]
         raise
     except Exception as error:
         raise InvalidTask(
-            f"Task {task.name!r}: its concurrency_key or weight cannot be told of the arguments {dict(values)!r:.200}: "
-            f"{type(error).__name__}: {error}."
+            f"Task {task.name!r}: its concurrency_key or weight cannot be computed from the arguments "
+            f"{dict(values)!r:.200}: {type(error).__name__}: {error}."
         ) from error
 
 

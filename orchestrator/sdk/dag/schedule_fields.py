@@ -51,7 +51,7 @@ def _check_bounds(reader: Fields, values: dict[str, Any], path: Path) -> None:
     bounds = [key for key in ("start", "end") if key in values]
     if bounds and "at" in values:
         reader.problem(
-            (*path, bounds[0]), "expected with cron or every, found with at, which is one moment: leave it out."
+            (*path, bounds[0]), "expected only with cron or every, found with at, which is a single moment: omit it."
         )
     elif len(bounds) == 2:
         zone = zoneinfo.ZoneInfo(values.get("timezone", "UTC"))

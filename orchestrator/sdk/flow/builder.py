@@ -42,7 +42,7 @@ class FlowGraph:
     def node(self, key: str, kind: str, *, to: To | None = None, **fields: Any) -> FlowGraph:
         """Add a node of any kind, with the fields that it has in a file."""
         if key in self._nodes:
-            raise InvalidWorkflow(f"There are two nodes {key!r}. Give one of them another key.")
+            raise InvalidWorkflow(f"There are two nodes {key!r}. Give one of them a different key.")
         self._nodes[key] = {"kind": kind, **{name: value for name, value in fields.items() if value not in (None, "")}}
         targets = {DEFAULT: to} if isinstance(to, str) else dict(to or {})
         for action, target in targets.items():

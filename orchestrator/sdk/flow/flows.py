@@ -215,9 +215,9 @@ class FlowHandle(RunHandle[Any]):
 
     def _no_list_error(self) -> WrongState:
         return WrongState(
-            f"{self!r} is a run of a flow, which has no list of results: what its nodes give stands in its shared "
-            f"state. Use result() for that at its end, shared() for that now, or `orchestrator flows show {self.id} "
-            f"--json` for each visit to a node."
+            f"{self!r} is a run of a flow, which has no list of results: the results of its nodes are stored in "
+            "its shared state. Use result() for that state at the end, shared() for the current state, or "
+            f"`orchestrator flows show {self.id} --json` for each visit to a node."
         )
 
     aresult = async_variant(result)

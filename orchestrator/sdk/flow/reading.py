@@ -120,7 +120,8 @@ class _Embedder:
             return {**node, "subflow": self.of_flow(inner, (*ancestors, *([name] if isinstance(name, str) else [])))}
         if name in ancestors:
             raise InvalidWorkflow(
-                f"Flow {name!r} stands in itself: {' → '.join([*ancestors, name])}. A loop is an edge that leads back."
+                f"Flow {name!r} contains itself: {' → '.join([*ancestors, name])}. To make a loop, add an edge "
+                "that leads back."
             )
         flow = self._named(name, version if isinstance(version, int) and version > 0 else None)
         if flow is None:

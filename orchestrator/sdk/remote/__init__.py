@@ -103,7 +103,7 @@ def _or_unavailable(ask: Callable[..., str], *args: Any) -> str:
     try:
         return ask(*args)
     except (Unavailable, Uncertain):
-        return "The API cannot be asked how it is"
+        return "The API cannot be reached"
 
 
 class RemoteTasks(_Tasks, _Part):  # type: ignore[misc]

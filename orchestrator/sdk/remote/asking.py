@@ -88,7 +88,7 @@ class Asking:
         try:
             body = call.encode(args, kwargs)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise OrchestratorError(f"This cannot be sent: {error}.") from error
+            raise OrchestratorError(f"The request cannot be encoded: {error}.") from error
         reply = self._ask(call, body, args, kwargs)
         return self.answer(call.answer, reply).result
 
@@ -110,8 +110,8 @@ class Asking:
             return msgspec.json.decode(reveal_json(reply.body), type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise OrchestratorError(
-                f"What the API at {self.http.url} answered cannot be understood: {error}. Client and server should be "
-                f"of the same release."
+                f"The response of the API at {self.http.url} cannot be decoded: {error}. Client and server "
+                "should be of the same release."
             ) from error
 
     def _ask(self, call: Declared, body: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reply:
@@ -180,8 +180,8 @@ class Asking:
             )
         if reply.status in (404, 405):
             return UnknownCall(
-                f"The API at {self.http.url} does not know this call: it is of another release. Use a client of the "
-                f"same one."
+                f"The API at {self.http.url} does not know this call: it is a different release. Use a client of "
+                "the same release."
             )
         if reply.status in (429, 503):
             return Unavailable(f"The API at {self.http.url} cannot be used now: {text}")
@@ -206,10 +206,13 @@ class Asking:
 
     def _foreign_reply(self, reply: Reply) -> OrchestratorError:
         if reply.status in (429, 502, 503, 504):
-            return Unavailable(f"What stands before the API at {self.http.url} cannot reach it: status {reply.status}")
+            return Unavailable(
+                f"The proxy in front of the API at {self.http.url} cannot reach it: status {reply.status}"
+            )
         return ConfigurationError(
-            f"Setting api_url: {self.http.url} is no API of an orchestrator: it answered with status {reply.status} "
-            f"and {reply.content_type}. Expected the address that `orchestrator api` says it serves."
+            f"Setting api_url: {self.http.url} is not the API of an orchestrator: it answered with status "
+            f"{reply.status} and {reply.content_type}. Expected the address that `orchestrator api` says it "
+            "serves."
         )
 
 

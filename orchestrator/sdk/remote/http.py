@@ -98,7 +98,7 @@ class Http:
         """
         idle = self._idle()
         if timeout <= 0:
-            raise Unreached("the time of the call is over")
+            raise Unreached("the time limit of the call has passed")
         connection = _take(idle) or self._connect(timeout)
         if under_way is not None:
             under_way.add(connection)
@@ -158,12 +158,12 @@ class Http:
             if error.reason in _NO_TLS:
                 plain = self.url.replace("https://", "http://", 1)
                 raise ConfigurationError(
-                    f"Setting api_url: what answers at {self.url} does not speak TLS ({error.reason}). If that is the "
-                    f"API, its address is {plain}."
+                    f"Setting api_url: the server at {self.url} does not speak TLS ({error.reason}). If that is "
+                    f"the API, its address is {plain}."
                 ) from error
             raise ConfigurationError(
-                f"The API at {self.url} cannot be trusted: {error}. Setting api_ca_file names certificates of those "
-                f"who vouch for it."
+                f"The API at {self.url} cannot be trusted: {error}. Setting api_ca_file names the certificates "
+                "of its certificate authority."
             ) from error
         except OSError as error:
             connection.close()

@@ -124,7 +124,7 @@ class _Polls:
         self._polling = 0
         self._is_closed = False
         self._under_way: set[Connection] = set()
-        self._outage = Outage(log, "The API", "those who wait for results go on waiting")
+        self._outage = Outage(log, "The API", "callers that wait for results keep waiting")
 
     def close(self) -> None:
         with self._changed:

@@ -72,8 +72,8 @@ class Composition(Generic[O_co]):
         first = next(self._calls(), None)
         if first is None:
             raise InvalidWorkflow(
-                "A composition of nothing cannot be started: it names no task, and so no application. Give it a task, "
-                "such as fetch.s(url); fetch.map([]) comes to an empty list."
+                "An empty composition cannot be started: it names no task, and so no application. Give it a "
+                "task, such as fetch.s(url); fetch.map([]) comes to an empty list."
             )
         run: CompositionHandle[O_co] = first.task._client.composer(self, name, key, tags, on_success)
         return run
@@ -299,8 +299,8 @@ class _Once(Generic[T]):
         items, self._items = self._items, None
         if items is None:
             raise InvalidWorkflow(
-                f"Task {self._task!r}: the items of this map come from an iterator, and a start has read it already. "
-                f"Give it a list to start it more than once, or make a new map for each start."
+                f"Task {self._task!r}: the items of this map come from an iterator, which an earlier start has "
+                "consumed. Pass a list to start the map more than once, or make a new map for each start."
             )
         return items
 

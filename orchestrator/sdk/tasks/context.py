@@ -78,7 +78,7 @@ class TaskContext:
         if not isinstance(fraction, (Real, Decimal)) or not 0 <= fraction <= 1:
             raise InvalidTask(f"Progress of task {self.task_name!r}: expected from 0 to 1, found {fraction!r}.")
         if not isinstance(text, str):
-            raise InvalidTask(f"Progress of task {self.task_name!r}: expected a text, found {text!r:.200}.")
+            raise InvalidTask(f"Progress of task {self.task_name!r}: expected a string, found {text!r:.200}.")
         if self._runtime is not None:
             self._runtime.progress(float(fraction), text)
 
@@ -87,7 +87,7 @@ class TaskContext:
         if level not in get_args(Level):
             raise InvalidTask(f"Log level: expected one of {', '.join(get_args(Level))}, found {level!r}.")
         if not isinstance(text, str):
-            raise InvalidTask(f"Log of task {self.task_name!r}: expected a text, found {text!r:.200}.")
+            raise InvalidTask(f"Log of task {self.task_name!r}: expected a string, found {text!r:.200}.")
         if self._runtime is not None:
             self._runtime.log(level, text)
 
@@ -97,11 +97,13 @@ class TaskContext:
         The details are sent when this returns, and durable moments later. If the attempt fails, the next attempt
         always gets them; if the worker dies, it gets the last details that arrived.
         """
-        data = encode_value(details, f"What task {self.task_name!r} leaves for its next attempt", 100 * _DETAILS_LIMIT)
+        data = encode_value(
+            details, f"The details that task {self.task_name!r} saves for its next attempt", 100 * _DETAILS_LIMIT
+        )
         if len(data) > _DETAILS_LIMIT:
             raise PayloadError(
-                f"What task {self.task_name!r} leaves for its next attempt: {len(data):,} bytes, and at most "
-                f"{_DETAILS_LIMIT:,} are allowed. Leave a position or a reference, not the data itself."
+                f"The details that task {self.task_name!r} saves for its next attempt: {len(data):,} bytes, and "
+                f"at most {_DETAILS_LIMIT:,} are allowed. Save a position or a reference, not the data itself."
             )
         if self._runtime is not None:
             self._runtime.save_details(data)
@@ -167,7 +169,9 @@ class TaskContext:
 
     def _require_runtime(self, what: str) -> TaskRuntime:
         if self._runtime is None:
-            raise OrchestratorError(f"{what} works only in a task that a worker runs; this context was made by hand.")
+            raise OrchestratorError(
+                f"{what} works only in a task that a worker runs; this context was created directly."
+            )
         return self._runtime
 
 

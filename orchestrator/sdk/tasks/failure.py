@@ -37,12 +37,12 @@ def describe(error: BaseException) -> TaskError:
     try:
         message = str(error)
     except Exception as unprintable:  # noqa: BLE001  # a broken __str__ must not hide the failure itself
-        message = f"(its text could not be had: {type(unprintable).__name__})"
+        message = f"(message unavailable: str() raised {type(unprintable).__name__})"
     first = error.__traceback__.tb_next if error.__traceback__ is not None else None  # not the frame that caught it
     try:
         text = "".join(traceback.TracebackException(kind, error, first, limit=-50).format())
     except Exception as unprintable:  # noqa: BLE001  # nor a broken cause or an endless exception group
-        text = f"(its traceback could not be had: {type(unprintable).__name__})"
+        text = f"(traceback unavailable: formatting it raised {type(unprintable).__name__})"
     return TaskError(_clean(name, 500), _clean(message, _MESSAGE_LIMIT), _clean(text, _TRACEBACK_LIMIT), _data(error))
 
 

@@ -70,13 +70,13 @@ def _callback(task: Followed, inherited: tuple[str, ...]) -> Callback:
     options = task._call_options
     if options.is_computed or options.unique_key is not None or options.idempotency_key is not None:
         raise InvalidTask(
-            f"Task {task.name!r} cannot follow another: its keys are unique or depend on its arguments, which only "
-            f"the end of the other gives."
+            f"Task {task.name!r} cannot follow another: its keys are unique or depend on its arguments, which "
+            "are known only when the other task ends."
         )
     if options.eta is not None or isinstance(options.expires, datetime):
         raise InvalidTask(
-            f"Task {task.name!r} cannot follow another: its eta or expires is a moment, and the other may end at "
-            f"any time. Give seconds."
+            f"Task {task.name!r} cannot follow another: its eta or expires is a fixed moment, but the other task "
+            "may end at any time. Give seconds."
         )
     placed = task._place((), {})
     return Callback(

@@ -62,7 +62,7 @@ def _completions(
         yield handle
     if pending:
         raise ResultTimeout(
-            f"{len(pending):,} tasks had not ended after {timeout} s, {next(iter(pending.values()))!r} first."
+            f"{len(pending):,} tasks had not ended after {timeout} s, among them {next(iter(pending.values()))!r}."
         )
 
 
@@ -75,7 +75,8 @@ def _handles(iterable: Iterable[Handle[R]]) -> list[Handle[R]]:
             )
         if handle._client is not handles[0]._client:
             raise ValueError(
-                f"as_completed and gather: {handle!r} is of another cell than {handles[0]!r}. Ask each cell."
+                f"as_completed and gather: {handle!r} belongs to a different cell from {handles[0]!r}. Wait for "
+                "each cell separately."
             )
     return handles
 

@@ -163,10 +163,13 @@ class CallOptions:
             return
         if self.soft_timeout is not None:
             raise InvalidTask(
-                "Option soft_timeout: it is raised inside a function, and an executor runs none. Use timeout."
+                "Option soft_timeout: it is raised inside a Python function, which an executor does not run. Use "
+                "timeout."
             )
         if self.isolation != "thread":
-            raise InvalidTask(f"Option isolation: an executor runs no function here, found {self.isolation!r}.")
+            raise InvalidTask(
+                f"Option isolation: an executor does not run a Python function, found {self.isolation!r}."
+            )
 
     def _check_times(self) -> None:
         if self.eta is not None:

@@ -126,7 +126,7 @@ class _Shared(_OpenResources):
             try:
                 await stack.aclose()
             except Exception:
-                log.exception("resource.close_failed: the others are closed all the same")
+                log.exception("resource.close_failed: closing the others")
             closing.remove(_name(function))
 
 

@@ -114,11 +114,15 @@ def executor_call(executor: object, options: Mapping[str, Any] | None) -> Execut
     """Return the executor call that travels with a task; None if the worker's own Python runs the task."""
     if executor is None or executor == IN_WORKER:
         if options:
-            raise InvalidTask("Option executor_options: name the executor that they are for: executor='process'.")
+            raise InvalidTask(
+                "Option executor_options: name the executor that they belong to, for example executor='process'."
+            )
         return None
     if isinstance(executor, ExecutorOptions):
         if options is not None:
-            raise InvalidTask("Option executor_options: they go with the name of an executor, and this has options.")
+            raise InvalidTask(
+                "Option executor_options: they belong to an executor given by name, but this one is given with options."
+            )
         options, executor = _plain(executor), executor.executor  # a struct does not check its arguments
     if not isinstance(executor, str):
         raise InvalidTask(
@@ -139,5 +143,7 @@ def _plain(options: ExecutorOptions) -> dict[str, Any]:
     try:
         plain: dict[str, Any] = msgspec.to_builtins(options)
     except REFUSALS as error:
-        raise InvalidTask(f"Option executor: {type(options).__name__} holds what is no plain data: {error}.") from None
+        raise InvalidTask(
+            f"Option executor: {type(options).__name__} holds a value that is not plain data: {error}."
+        ) from None
     return plain

@@ -122,8 +122,8 @@ class Signature:
                 rest = ", **_" if len(self._signature.parameters) > 1 else ""
                 raise InvalidTask(
                     f"{self._what} {self.name!r}, option {option}: expected a function of the arguments, found "
-                    f"{key!r}, the name of an argument, which as a text is one key for all calls. "
-                    f"Write {option}=lambda {key}{rest}: {key}."
+                    f"{key!r}, the name of an argument, which as a string is one key for all calls. Write "
+                    f"{option}=lambda {key}{rest}: {key}."
                 )
         self.check_key_functions(options)
 
@@ -288,7 +288,7 @@ class Signature:
         try:
             return convert(value, self._result)
         except _CONVERSION_ERRORS as error:
-            problem = f"does not fit its annotation: expected {_describe(self._result)}: {_reason(error)}."
+            problem = f"does not match its annotation: expected {_describe(self._result)}: {_reason(error)}."
             payload_error = PayloadError(f"{self.result_label} {problem}")
             payload_error.data = {"returned": value}
             raise payload_error from error

@@ -93,8 +93,8 @@ class Task(Parts[P, R]):
         self._refuse_in_workflow("called like a function")
         if self._is_signature_only:
             raise InvalidTask(
-                f"Task {self.name!r} has an executor and no body, so there is nothing that a plain call could run. "
-                f"Enqueue it, or give the function a body, which plain calls run and workers do not."
+                f"Task {self.name!r} has an executor and no body, so a plain call has nothing to run. Enqueue "
+                "it, or give the function a body, which plain calls run and workers do not."
             )
         arguments, keywords = self._signature.with_context(self.name, args, kwargs)
         result: R = self.function(*arguments, **keywords)
@@ -146,7 +146,9 @@ class Task(Parts[P, R]):
         if commander is None or commander.started is None:
             raise OrchestratorError(f"{self.name}.schedule(…) works inside a workflow only. Use enqueue(…) here.")
         if self._call_options.on_success is True:
-            raise InvalidTask("Option on_success=True: only inside a task that runs in a worker; this is a workflow.")
+            raise InvalidTask(
+                "Option on_success=True is allowed only inside a task that runs in a worker; this is a workflow."
+            )
         self._client.refuse_cell(f"Task {self.name!r}")
         ordinal, identifier = commander.next("task")
         scheduled = self._as_scheduled(commander.started.queue)
@@ -213,7 +215,7 @@ class Task(Parts[P, R]):
         database of the application or of the cell in `via`. In autocommit mode, the task exists at once.
         """
         if self._call_options.on_success is True:
-            raise InvalidTask("Option on_success=True does not go with enqueue_in: the transaction decides.")
+            raise InvalidTask("Option on_success=True cannot be combined with enqueue_in: the transaction decides.")
         self._refuse_in_workflow("enqueued")
         if self._client.middleware is not None and not self._is_hooked:
             with self._client.middleware.enqueuing(call := self._as_call(args, kwargs)):
@@ -247,8 +249,8 @@ class Task(Parts[P, R]):
         """Refuse to run or enqueue the task from the code of a workflow, and suggest `schedule`."""
         if inside_workflow():
             raise NotDeterministic(
-                f"Task {self.name!r} was {how} inside a workflow, and would be so again on every replay. "
-                f"Use `await {getattr(self, '__name__', self.name)}.schedule(…)`."
+                f"Task {self.name!r} was {how} inside a workflow, and every replay would repeat that. Use "
+                f"`await {getattr(self, '__name__', self.name)}.schedule(…)`."
             )
 
     def _enqueue_path(self) -> Callable[[Sequence[NewTask]], Mapping[bytes, bytes]] | None:
@@ -257,7 +259,7 @@ class Task(Parts[P, R]):
         if runtime is not None:
             return runtime.enqueue_on_success if self._call_options.on_success is True else runtime.enqueue
         if self._call_options.on_success is True:
-            raise InvalidTask("Option on_success=True: only inside a task that runs in a worker; this is not one.")
+            raise InvalidTask("Option on_success=True is allowed only inside a task that runs in a worker.")
         return None
 
     def _new(

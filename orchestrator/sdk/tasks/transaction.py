@@ -28,7 +28,7 @@ _END_STATEMENT = re.compile(
     r"\s*(?:(?:--[^\n]*\n|/\*.*?\*/)\s*)*(COMMIT|END|ABORT|PREPARE\s+TRANSACTION|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b",
     re.IGNORECASE | re.DOTALL,
 )
-_HINT = "For a part that may be undone by itself, use connection.begin_nested()."
+_HINT = "To roll back only a part, use connection.begin_nested()."
 
 
 class Transactions:
@@ -118,8 +118,8 @@ class TaskTransaction:
         while not unique.try_key(self.connection, key):
             if time.monotonic() > give_up_at:
                 raise Unavailable(
-                    f"Another transaction may be taking the key {key.key!r} and has not ended within "
-                    f"{_KEY_TIMEOUT:g} s, so nobody knows yet which task has it."
+                    f"Another transaction is taking the key {key.key!r} and has not ended within "
+                    f"{_KEY_TIMEOUT:g} s, so it is not known yet which task has it."
                 )
             time.sleep(0.02)
 
@@ -130,9 +130,10 @@ class TaskTransaction:
                 done = completions.commit(self.connection, self._task, self._attempt, result, duration, self._began)
             except completions.TransactionEnded:
                 raise WrongState(
-                    "A statement inside the block of ctx.transaction() has ended its transaction (COMMIT or ROLLBACK, "
-                    "in SQL). What was committed so is kept, and written again whenever the task runs again; what came "
-                    f"after it was rolled back. Leave it out: the block commits by itself, with the task. {_HINT}"
+                    "A statement inside the block of ctx.transaction() has ended its transaction (COMMIT or "
+                    "ROLLBACK, in SQL). Work that it committed is kept, and is written again whenever the task "
+                    "runs again; later work was rolled back. Remove the statement: the block commits by itself, "
+                    f"with the task. {_HINT}"
                 ) from None
             if not done:
                 raise _attempt_over(self._task, self._attempt)
@@ -140,8 +141,8 @@ class TaskTransaction:
 
 def _attempt_over(task: bytes, attempt: int) -> AttemptOver:
     return AttemptOver(
-        f"Attempt {attempt} of task {to_text(task)} no longer counts: it was cancelled, or taken for lost and given to "
-        f"another worker. Nothing of its transaction was kept."
+        f"Attempt {attempt} of task {to_text(task)} no longer counts: it was cancelled, or considered lost and "
+        "given to another worker. Its transaction was rolled back."
     )
 
 

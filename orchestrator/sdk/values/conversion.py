@@ -51,7 +51,7 @@ def register_type(kind: type, encode: Callable[[Any], Any], decode: Callable[[An
     """Register a class whose values are encoded with `encode` and decoded with `decode`."""
     if not isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType):
         raise InvalidTask(
-            f"app.register_type: {kind.__qualname__} travels by itself, so it needs no encode and decode."
+            f"app.register_type: {kind.__qualname__} is supported already, so it needs no encode and decode."
         )
     _codecs[kind] = _Codec(encode, decode)
 
@@ -67,7 +67,7 @@ def encode_other(value: Any) -> Any:
     if kind.__name__ == "Payload" and hasattr(value, "load"):
         if value.is_here:
             return value.load()
-        raise TypeError("a Payload belongs to the task that was given it: open() or load() it, and pass that on")
+        raise TypeError("a Payload belongs to the task that received it: open() or load() it, and pass on the data")
     if hasattr(kind, "model_dump"):  # pydantic; without computed fields, which are no input
         return value.model_dump(round_trip=True)
     if isinstance(value, (deque, range, KeysView, ValuesView, ItemsView)):

@@ -173,8 +173,9 @@ def _refuse_lost_zones(data: bytes, value: Any) -> None:
         item = pending.pop()
         if isinstance(item, time) and item.tzinfo is not None and item.utcoffset() is None:
             raise ValueError(
-                f"the time {item.isoformat()} has the zone {item.tzinfo}, which has no offset without a date and would "
-                f"be lost; pass a datetime, or the time without its zone and the name of the zone beside it"
+                f"the time {item.isoformat()} has the zone {item.tzinfo}, which has no offset without a date "
+                "and would be lost; pass a datetime, or the time without its zone and the name of the zone "
+                "separately"
             )
         if isinstance(item, dict):
             pending += [*item, *item.values()]
@@ -189,7 +190,7 @@ def _checked(data: bytes, what: str, limit: int) -> bytes:
             f"instead. The settings max_payload and payload_store say how much is kept inline, and how much elsewhere."
         )
     if len(data) > _SHORT and (problem := _unreadable(data)):
-        raise PayloadError(f"{what} could not be read again: {problem}.")
+        raise PayloadError(f"{what} could not be decoded again: {problem}.")
     return data
 
 

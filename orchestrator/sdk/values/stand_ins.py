@@ -115,8 +115,8 @@ def _problem(kind: type) -> Unsupported | None:
     if not init_only:
         return None
     return Unsupported(
-        f"dataclass {kind.__qualname__} has an InitVar, {init_only[0]!r}: it is not kept, and so cannot travel. "
-        f"Make it a field"
+        f"dataclass {kind.__qualname__} has an InitVar, {init_only[0]!r}: its value is not stored, so it cannot "
+        "be sent. Make it a field"
     )
 
 
@@ -154,9 +154,9 @@ def _replaced(kind: Any, encode: Callable[[Any], bytes]) -> Any:
     if get_origin(kind) in (Union, UnionType):
         for part in get_args(kind):
             if type(None) in parts and _is_enum_with_none(part):
-                raise Unsupported(f"a None could be a member of enum {part.__qualname__}, or no member at all")
+                raise Unsupported(f"None is ambiguous: it is also a member of enum {part.__qualname__}")
         if sum(part is not type(None) for part in parts) > 1:
-            raise Unsupported(f"of the parts of {kind}, one cannot be told from the others by its data")
+            raise Unsupported(f"the members of {kind} cannot be told apart by their data")
         return Union[parts]  # noqa: UP007  # the parts are known only at run time
     return (get_origin(kind) or kind)[parts if len(parts) > 1 else parts[0]]
 
@@ -182,7 +182,7 @@ def _maker(kind: type, encode: Callable[[Any], bytes]) -> Callable[[Any, Convert
     if hasattr(kind, "_field_defaults"):
         return _named_tuple_maker(kind, fields)
     unsupported = next(name for name, part in fields.items() if _needs_stand_in(part, {kind}))
-    raise Unsupported(f"field {unsupported!r} of {kind.__qualname__} is of a type that msgspec has no support for")
+    raise Unsupported(f"field {unsupported!r} of {kind.__qualname__} has a type that msgspec does not support")
 
 
 def _enum_maker(kind: type[enum.Enum], encode: Callable[[Any], bytes]) -> Callable[[Any, Convert], Any]:
@@ -191,9 +191,9 @@ def _enum_maker(kind: type[enum.Enum], encode: Callable[[Any], bytes]) -> Callab
         try:
             data = encode(member.value)
         except Exception as error:
-            raise Unsupported(f"the value of {member} is no data, and so cannot travel: {error}") from error
+            raise Unsupported(f"the value of {member} is not plain data, so it cannot be sent: {error}") from error
         if data in members:
-            raise Unsupported(f"{members[data]} and {member} travel as the same data, and could not be told apart")
+            raise Unsupported(f"{members[data]} and {member} are encoded as the same data, and cannot be told apart")
         members[data] = member
 
     def make(value: Any, _: Convert) -> Any:

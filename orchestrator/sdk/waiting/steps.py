@@ -74,7 +74,7 @@ def check_timeout(timeout: object) -> None:
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout):
-        raise TypeError(f"timeout: expected a number of seconds, or None to wait for ever, found {timeout!r:.100}.")
+        raise TypeError(f"timeout: expected a number of seconds, or None to wait forever, found {timeout!r:.100}.")
 
 
 CALLED_AT: contextvars.ContextVar[float | None] = contextvars.ContextVar("orchestrator_asked_at", default=None)

@@ -260,7 +260,7 @@ class Arena:
         """Return the number of messages that each `--back` has returned."""
         log = self.folder / "back.log"
         log_output = log.read_text().splitlines() if log.exists() else []
-        return [int(line.split()[0].replace(",", "")) for line in log_output if "given back to Celery" in line]
+        return [int(line.split()[0].replace(",", "")) for line in log_output if "returned to Celery" in line]
 
     def close(self) -> None:
         for process in self._processes.values():

@@ -236,7 +236,7 @@ def test_wrong_classes_are_refused() -> None:
     ):
         with pytest.raises(InvalidWorkflow, match=says):
             app.workflow(kind)
-    with pytest.raises(InvalidWorkflow, match="Two functions want to be version 2"):
+    with pytest.raises(InvalidWorkflow, match="Version 2 of workflow .* is registered twice"):
 
         @app.workflow(name="order", version=2)
         class Other:
@@ -386,6 +386,6 @@ def test_errors_name_what_was_called_once() -> None:
         "Query 'ask': missing a required argument: 'number'. Expected ask(number: 'int').",
         "Update 'act': missing a required argument: 'number'. Expected act(number: 'int').",
         "The workflow answers no update 'akt'. Did you mean 'act'? It answers: act.",
-        "Expected an update by its name or its method, found <query "
+        "Expected an update given by its name or its method, found <query "
         "test_errors_name_what_was_called_once.<locals>.Fast.ask>. Nothing was sent.",
     ]

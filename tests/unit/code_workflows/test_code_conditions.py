@@ -165,7 +165,7 @@ def test_a_predicate_that_raises_does_so_where_it_is_awaited_and_may_change_noth
     zero, stop, changed = played(careless)
     assert zero.startswith("ZeroDivisionError")
     assert "StopIteration" in stop
-    assert "The condition of ctx.wait_condition may look at the workflow" in changed
+    assert "The condition of ctx.wait_condition may read the workflow" in changed
 
 
 def test_a_cancel_interrupts_a_condition() -> None:

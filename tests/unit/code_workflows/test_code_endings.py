@@ -89,7 +89,7 @@ async def promises_a_number(ctx: WorkflowContext) -> int:
 
 def test_a_result_that_does_not_fit_its_annotation_fails_the_run() -> None:
     undone: list[str] = []
-    with pytest.raises(RunFailed, match="PayloadError: The result of workflow .* does not fit its annotation"):
+    with pytest.raises(RunFailed, match="PayloadError: The result of workflow .* does not match its annotation"):
         played(promises_a_number, mocks={undo: undone.append})
     assert undone == ["first"]
 
@@ -405,7 +405,7 @@ def test_an_update_that_finds_no_handler_is_answered_at_the_end() -> None:
         result = await run.result()
         (answer,) = [what for what in whats(run) if isinstance(what, history.UpdateAnswered)]
         assert answer.error is not None
-        assert answer.error.message == "The run ended before update 'say' was done."
+        assert answer.error.message == "The run ended before update 'say' was completed."
         return result
 
     assert started(late, ask) == []
@@ -450,7 +450,7 @@ def test_an_update_may_continue_the_run_as_a_new_one() -> None:
 
 def test_a_query_may_not() -> None:
     async def ask(run: TestedRun[int], _: WorkflowTest) -> int:
-        with pytest.raises(OrchestratorError, match="may look at the workflow, but command nothing"):
+        with pytest.raises(OrchestratorError, match="may read the workflow, but may not issue commands"):
             await run.query("sly")
         await run.signal("end", "return")
         return await run.result()
@@ -464,7 +464,7 @@ def test_who_waits_for_an_update_learns_that_the_run_ends(how: str) -> None:
         asked = asyncio.ensure_future(run.update("slow"))
         await asyncio.sleep(0)
         await run.signal("end", how)
-        with pytest.raises(WrongState, match="before update 'slow' was done"):
+        with pytest.raises(WrongState, match="before update 'slow' was completed"):
             await asked
 
     started(updated, ask)

@@ -137,7 +137,9 @@ def test_a_query_that_acts_is_refused_and_leaves_no_trace(name: str) -> None:
             await run.signal("other")
         before = run.history
         for _time in range(2):
-            with pytest.raises(OrchestratorError, match="query 'act' may look at the workflow, but command nothing"):
+            with pytest.raises(
+                OrchestratorError, match="query 'act' may read the workflow, but may not issue commands"
+            ):
                 await run.query("act", name)
         assert run.history == before
         assert (await run.query("look"))[:4] == [False, 0, 0, None]
@@ -222,7 +224,7 @@ def test_validators_only_look() -> None:
         return event.is_set()
 
     async def play(run: TestedRun[Any], _: WorkflowTest) -> Any:
-        with pytest.raises(OrchestratorError, match="validator of update 'change' may look at the workflow"):
+        with pytest.raises(OrchestratorError, match="validator of update 'change' may read the workflow"):
             await run.update("change")
         await run.resolve("go")
         return await run.result()
@@ -256,11 +258,13 @@ def test_answers_are_held_against_their_annotations_and_the_run_goes_on() -> Non
     async def play(run: TestedRun[Any], _: WorkflowTest) -> Any:
         assert await run.query("number", True) == 7
         with pytest.raises(
-            OrchestratorError, match="result of query 'number' does not fit its annotation: expected int"
+            OrchestratorError, match="result of query 'number' does not match its annotation: expected int"
         ):
             await run.query("number", False)
         assert await run.update("add", "a", True) == 1
-        with pytest.raises(OrchestratorError, match="result of update 'add' does not fit its annotation: expected int"):
+        with pytest.raises(
+            OrchestratorError, match="result of update 'add' does not match its annotation: expected int"
+        ):
             await run.update("add", "b", False)
         assert await run.update("later", "c") == 3
         await run.signal("end")

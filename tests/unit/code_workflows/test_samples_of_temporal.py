@@ -260,7 +260,7 @@ def test_a_run_that_does_not_wait_drops_its_handlers() -> None:
     async def play(run: TestedRun[None], test: WorkflowTest) -> None:
         update = await run.start_update(Impatient.pay, 7)
         await run.result()
-        with pytest.raises(WrongState, match="ended before update 'pay' was done"):
+        with pytest.raises(WrongState, match="ended before update 'pay' was completed"):
             update.result()
 
     started(Impatient.run, play, mocks={charge: After(60, "paid")})

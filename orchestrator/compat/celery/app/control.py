@@ -22,7 +22,7 @@ _REFUSED = {
     "time_limit": "Set time_limit on the task.",
     "rate_limit": "Set rate_limit on the task, or `orchestrator queues limit NAME --rate 10/s`.",
     "autoscale": "Start workers with --autoscale MIN,MAX.",
-    "disable_events": "Nothing is to be disabled.",
+    "disable_events": "There are no events to disable.",
     "election": "Schedules and runs have one leader already.",
     "revoke_by_stamped_headers": "Give the tasks a tag or a run, and cancel that.",
 }

@@ -38,7 +38,7 @@ def replace(task: Any, sig: Any) -> None:
     if is_awaited and not app.orchestrator.settings.database_url:
         raise NotCovered(
             "self.replace in a chain, group, chord or message of Celery's, in a worker without the database",
-            "Give workers the setting database_url: the task looks there whether the other has ended.",
+            "Give workers the setting database_url: the task reads there whether its replacement has ended.",
         )
     replaced.reference = {"replaced": new.apply_async(on_success=not is_awaited).id}
     raise replaced
