@@ -174,7 +174,7 @@ def test_a_large_graph_is_folded_and_opened(base: str, window: Watched) -> None:
     group = window.sees("g.node", "part").bounding_box()
     window.page.mouse.click(group["x"] + 80, group["y"] + 20)
     eventually(lambda: nodes.count() == 153, "the group is open again")
-    window.page.get_by_label("Task of the step").fill("part_100")
+    window.page.get_by_label("Find a step").fill("part_100")
     window.page.keyboard.press("Enter")
     window.sees("h1", "project.add")
 
@@ -270,7 +270,7 @@ def test_a_long_log_says_how_much_of_it_is_shown(base: str, window: Watched) -> 
     eventually(lambda: window.page.locator("#announced").inner_text() == "1 line", "it is announced")
     window.page.get_by_label("Text").fill("")
     window.page.get_by_label("Level").select_option("warning")
-    window.sees("#silent", "No line fits")
+    window.sees("#silent", "No matching lines")
     window.page.get_by_label("Wrap lines").uncheck()
     assert window.page.locator("#log.unwrapped").count() == 1
     with window.page.expect_download() as found:
@@ -326,7 +326,7 @@ def test_the_log_of_a_run_is_searched_and_followed_like_that_of_a_task(
     window.page.get_by_text("Show older lines").click()
     eventually(lambda: rows.count() == 702, "all are shown")
     window.page.get_by_label("Level").select_option("warning")
-    window.sees("#silent", "No line fits")
+    window.sees("#silent", "No matching lines")
     assert window.page.url.endswith(f"/ui/runs/{run}/log?level=warning")
     with window.page.expect_download() as found:
         window.page.get_by_text("Download").click()
@@ -354,7 +354,7 @@ def test_everything_is_done_by_keyboard_alone(base: str, window: Watched, tmp_pa
     window.go("/ui")  # approve
     keyboard.type("gp")
     window.sees("h1", "Approvals")
-    tab_to(window, "Why")
+    tab_to(window, "Reason")
     keyboard.type("within the budget")
     tab_to(window, "Approve")
     keyboard.press("Enter")
@@ -468,7 +468,7 @@ def test_a_refused_form_is_open_and_filled_in(base: str, window: Watched) -> Non
     assert window.page.get_by_label("number").is_visible()
     assert window.page.get_by_label("number").input_value() == "7"
     assert window.page.get_by_label("Key").input_value() == "once"
-    assert window.page.get_by_label("More, as JSON").input_value() == ""
+    assert window.page.get_by_label("More parameters, as JSON").input_value() == ""
     window.page.get_by_label("day").fill("today")
     button.click()
     window.sees("h1", "asks")
@@ -557,7 +557,7 @@ def test_a_form_that_was_begun_stays_and_says_that_somebody_else_decided(base: s
     asked.get_by_label("Value, as JSON or text").fill("yes")
     path = f"{base}/api/v1/runs/{first}/promises/approval/resolve"
     httpx.post(path, json={"value": "no"}).raise_for_status()
-    window.sees(".ask .decided", "decided meanwhile")
+    window.sees(".ask .decided", "decided in the meantime")
     assert asked.get_by_label("Value, as JSON or text").input_value() == "yes"
     assert asked.get_by_role("button", name="Resolve").is_disabled()
     other = window.page.locator("section.ask", has=window.page.locator(f'a[href="/ui/runs/{second}"]'))
@@ -739,7 +739,7 @@ def test_a_page_says_that_its_server_is_away(base: str, browser: Any) -> None:
     page.route("**/*", lambda route: route.abort())
     stream.abort()
     page.locator(".live", has_text="not connected").wait_for()
-    page.locator(".live", has_text="showing what was known at").wait_for()
+    page.locator(".live", has_text="showing the state as of").wait_for()
     assert page.get_by_text("All is well").count() == 0
     page.unroute_all()
     stream = hold_stream(page, "/ui/queues")
@@ -814,7 +814,7 @@ def test_an_open_page_says_that_it_cannot_be_read(base: str, browser: Any) -> No
     page.goto("/ui/queues")
     page.locator(".live[data-state=on]").wait_for()
     page.route("**/ui/pulse", lambda route: route.fulfill(status=503))
-    page.locator(".live[data-state=lost]", has_text="showing what was known at").wait_for()
+    page.locator(".live[data-state=lost]", has_text="showing the state as of").wait_for()
     page.unroute_all()
     page.locator(".live[data-state=on]", has_text="live").wait_for()
     context.close()

@@ -107,7 +107,7 @@ def test_nothing_leads_away_from_a_page_while_the_api_is_away(served: tuple[Stac
     window.sees(".live[data-state=on]", "live")
     serving(stack).kill()
     window.page.get_by_role("link", name="Workers").click()
-    window.sees(".unsent", "The server cannot be reached: this page stays")
+    window.sees(".unsent", "The server cannot be reached, so this page stays")
     window.page.keyboard.type("gt")
     window.page.locator("#search").fill("noop")
     window.page.keyboard.press("Enter")
@@ -124,7 +124,7 @@ def test_nothing_leads_away_from_a_page_while_the_api_is_away(served: tuple[Stac
     window.sees(".live[data-state=still]", "ended, refreshed every 10 s")
     serving(stack).kill()  # which this page, without a stream, has not noticed
     window.page.get_by_role("link", name="Workers").click()
-    window.sees(".unsent", "The server cannot be reached: this page stays")
+    window.sees(".unsent", "The server cannot be reached, so this page stays")
     stack.api(port)
     window.page.get_by_role("link", name="Workers").click()
     window.sees("h1", "Workers")

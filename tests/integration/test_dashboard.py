@@ -556,7 +556,7 @@ def test_a_path_without_a_page_is_told_by_a_page(anyone: Visitor, path: str) -> 
     answer = anyone.get(path)
     assert answer.status_code == 404
     assert "There is no such page" in answer.text
-    assert "To the overview" in answer.text
+    assert "Go to the overview" in answer.text
     assert anyone.get("/ui/queues/").headers["Location"] == "../queues"
 
 
@@ -576,17 +576,17 @@ def test_a_count_of_failed_tasks_looks_at_the_last_of_them(
     monkeypatch.setattr(redrive.preview_latest, "__defaults__", ("", 1))
     page = anyone.get("/ui/tasks/retry?name=t.a").text
     assert "Retry at least 1 task<" in page
-    assert "ended last without success" in page
+    assert "latest tasks without success" in page
     page = anyone.get("/ui/tasks/retry?name=none").text
-    assert "Retry all that fit" in page
+    assert "Retry all matching tasks" in page
     monkeypatch.undo()
-    assert "No failed task fits" in anyone.get("/ui/tasks/retry?name=none").text
+    assert "No matching failed tasks" in anyone.get("/ui/tasks/retry?name=none").text
 
 
 def test_a_backfill_shows_its_fires_before_it_is_asked_for(house: House, anyone: Visitor) -> None:
     path = "/ui/schedules/mail-flow/default/backfills"
     assert path in anyone.get("/ui/schedules").text
-    assert "Say from which day on" in anyone.get(path).text
+    assert "Choose a start date" in anyone.get(path).text
     page = anyone.get(f"{path}?start=2026-01-01&end=2026-02-01&concurrency=2").text
     for text in ("31 fires", "Thu 2026-01-01 06:00 UTC", "… 11 more", "Sat 2026-01-31 06:00 UTC", "Start 31 runs"):
         assert text in page, text

@@ -65,7 +65,7 @@ def test_open_tasks_are_counted_before_they_are_cancelled(house: House) -> None:
     assert "Cancel all open" not in visitor.get("/ui/tasks?status=failed").text
     assert "Retry all failed" in visitor.get("/ui/tasks?status=failed").text
     assert "Retry all failed" not in visitor.get("/ui/tasks?argument=1").text, "it would retry those with others"
-    assert "Say which" in visitor.get("/ui/tasks/cancel").text
+    assert "Choose at least one filter" in visitor.get("/ui/tasks/cancel").text
     page = visitor.get("/ui/tasks/cancel?queue=mail.out").text
     assert "Cancel 1 task<" in page
     until = re.search(r'name="until" value="([^"]*)"', page)
@@ -112,7 +112,7 @@ def test_a_key_is_made_shown_once_and_revoked(house: House) -> None:
     page = visitor.get("/ui/keys").text
     assert secret[1] not in page
     assert "rate 10, priority -5" in page
-    assert re.search(r"Quotas as usual.*rate 5,000.*open_tasks 10,000,000", page)
+    assert re.search(r"Default quotas.*rate 5,000.*open_tasks 10,000,000", page)
     assert rows(house, "SELECT quotas FROM orchestrator.api_keys WHERE name = 'webshop'") == [
         ({"rate": 10, "priority": -5},)
     ]
@@ -166,7 +166,7 @@ def test_a_backfill_that_started_nothing_is_not_drawn_as_if_all_had_succeeded(ho
     page = Visitor(house.app).get("/ui/schedules").text
     row = re.search(rf'<tr data-key="backfill-{number}">.*?</tr>', page, re.DOTALL)
     assert row, "it is listed"
-    assert "0 started, 3 had their run before" in row[0]
+    assert "0 started, 3 already had a run" in row[0]
     assert re.findall(r"<title>(.*?)</title>", row[0]) == ["3 skipped"]
 
 
@@ -466,7 +466,7 @@ def test_a_form_that_does_not_fit_says_what_to_give(house: House) -> None:
     assert "The workflow cannot" not in page.text
     page = visitor.get("/ui/compare?" + "&".join(f"run={uuid4()}" for _ in range(3)))
     assert page.status_code == 422
-    assert "3 runs are marked, and two can be compared" in page.text
+    assert "3 runs are marked. Go back and mark exactly two." in page.text
 
 
 @pytest.mark.parametrize(
@@ -587,10 +587,10 @@ def test_a_bad_address_is_explained_in_the_words_of_the_page(house: House, addre
 
 def test_a_range_by_a_text_says_that_numbers_do_not_fit(house: House) -> None:
     visitor = Visitor(house.app)
-    said = "<code>total&gt;=abc</code> compares texts: a run whose total is a number does not fit."
+    said = "<code>total&gt;=abc</code> compares strings: runs whose total is a number do not match."
     assert said in visitor.get("/ui/runs?attribute=total%3E%3Dabc").text
     for fine in ("total>=100", "day>=2026-01-31", "stage=paid", "stage!=paid"):
-        assert "compares texts" not in visitor.get(f"/ui/runs?attribute={quote(fine)}").text
+        assert "compares strings" not in visitor.get(f"/ui/runs?attribute={quote(fine)}").text
 
 
 def test_attempts_that_no_worker_began_are_explained(house: House) -> None:
@@ -699,7 +699,7 @@ def test_runs_are_counted_before_they_are_cancelled(house: House) -> None:
     assert "Cancel all open" not in visitor.get("/ui/runs").text, "nothing is said of which"
     listed = visitor.get("/ui/runs?workflow=mail-flow&span=1h").text
     assert "/ui/runs/cancel?workflow=mail-flow&amp;span=1h" in listed
-    assert "Say which" in visitor.get("/ui/runs/cancel").text
+    assert "Choose at least one filter" in visitor.get("/ui/runs/cancel").text
     page = visitor.get("/ui/runs/cancel?workflow=mail-flow&span=1h").text
     assert "Cancel 1 run<" in page
     ids = re.findall(r'type="hidden" name="id" value="([^"@]*)', page)
@@ -722,7 +722,7 @@ def test_the_page_of_a_stuck_run_says_what_differs_and_what_lets_it_go_on(house:
         page = unescape(Visitor(house.app).get(f"/ui/runs/{run}").text)
         connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE id = %s", (run.hex,))
     assert "- sleep\n+ task <pear></pre>" in page
-    assert "It goes on when workers with code that fits come, or when you retry it." in page
+    assert "It resumes when a worker with matching code starts, or when you retry it." in page
 
 
 def test_failed_and_stuck_runs_are_retried_and_no_others(house: House) -> None:
@@ -747,8 +747,8 @@ def test_failed_and_stuck_runs_are_retried_and_no_others(house: House) -> None:
         ids = re.findall(r'type="hidden" name="id" value="([^"@]*)', page)
         assert {*ids} == {str(made["failed"]), str(made["stuck"])}
         assert "Retry 1 run<" in visitor.get("/ui/runs/retry?workflow=nightly&stuck=true").text
-        assert "No run that is open" not in visitor.get("/ui/runs/cancel?workflow=nightly&status=running").text
-        assert "No run that is open fits" in visitor.get("/ui/runs/cancel?workflow=nightly&status=failed").text
+        assert "No matching run is open" not in visitor.get("/ui/runs/cancel?workflow=nightly&status=running").text
+        assert "No matching run is open." in visitor.get("/ui/runs/cancel?workflow=nightly&status=failed").text
         visitor.post("/ui/runs/retry-chosen", id=[str(id) for id in made.values()], back="/ui/runs")
         assert "2 of 4 runs are being retried; 2 skipped" in visitor.said()
         asked = rows(house, "SELECT target FROM orchestrator.inbox WHERE kind = 'retry run'")
@@ -938,7 +938,7 @@ def test_a_retry_without_a_scheduler_is_requested_once(house: House) -> None:
     assert rows(house, "SELECT kind, target FROM orchestrator.inbox") == [("retry task", house.failed["mail"])]
     shown = visitor.get(page).text
     assert "</i>retry requested</span>" in shown
-    assert "The task is retried when a scheduler leads." in shown
+    assert "The task is retried once a scheduler is running." in shown
     assert f'action="{page}/retry"' not in shown
 
 
@@ -955,7 +955,7 @@ def test_a_cancel_without_a_scheduler_is_shown_as_requested(house: House, state:
     for _ in range(2):  # also when it is read again
         shown = visitor.get(page).text
         assert "</i>cancel requested</span>" in shown
-        assert "The task is cancelled when a scheduler leads." in shown
+        assert "The task is cancelled once a scheduler is running." in shown
         assert f'action="{page}/cancel"' not in shown
     assert "cancel requested" not in visitor.get(f"/ui/tasks/{house.tasks['bank']}").text, "another task"
 
@@ -1153,7 +1153,10 @@ def test_runs_are_found_by_the_value_of_a_parameter(house: House) -> None:
 
 
 def test_a_list_of_runs_that_stops_early_says_so_and_goes_on(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped, wanted = "The search stopped after a second. More may fit further on.", "/ui/runs?status=cancelled"
+    stopped, wanted = (
+        "The search stopped after one second. There may be more matches on the next page.",
+        "/ui/runs?status=cancelled",
+    )
     rare, *_ = made = sorted(UUID(bytes=new_id()) for _ in range(5))
     for id in made:
         state = "cancelled" if id == rare else "running"
@@ -1171,7 +1174,7 @@ def test_a_list_of_runs_that_stops_early_says_so_and_goes_on(house: House, monke
         monkeypatch.setattr(run_lists, "MAX_LIST_SECONDS", -1.0)
         page, seen = visitor.get(wanted).text, []
         assert stopped in page
-        assert "None found yet." in page
+        assert "No matches so far." in page
         while following := re.search(r'href="([^"]*)" rel="next"', page):
             page = visitor.get(unescape(following[1])).text
             seen += groups_of(page)

@@ -49,7 +49,7 @@ def log_in(house: House, scope: Scope, workflows: str | None = None) -> Visitor:
 
 
 def test_what_waits_for_a_person_is_listed_the_oldest_first(house: House) -> None:
-    assert "Nobody is waited for" in Visitor(house.app).get("/ui/approvals").text
+    assert "No pending approvals" in Visitor(house.app).get("/ui/approvals").text
     code, flow = code_that_asks(house, "mail"), flow_that_asks(house, "mail")
     flow_that_asks(house, "bank", at="again")  # waits for a timer, and for nobody
     page = Visitor(house.app).get("/ui/approvals").text

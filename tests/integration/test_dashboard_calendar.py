@@ -42,7 +42,7 @@ def test_a_calendar_tells_late_skipped_and_missed_fires_apart(system: System) ->
     wanted = {6: "success", 5: "success", 4: "skipped", 3: "failed", 2: "missed", 1: "success"}
     for ago, state in wanted.items():
         assert found[f"{last - ago * HOUR:%H}"] == (state, "late" if ago == 3 else ""), (ago, found)
-    assert "no run is kept" not in page, "it begins with the first run: before there was no schedule"
+    assert "no run stored" not in page, "it begins with the first run: before there was no schedule"
     assert "late by 5m" in page
     assert visitor.get("/ui/schedules/hourly/none").status_code == 404
 

@@ -169,7 +169,8 @@ def test_a_part_of_a_name_leads_to_names_that_contain_it(house: House, anyone: V
     page = anyone.get("/ui/tasks?name=shop.send_invoice&status=failed").text
     assert "No task is named" not in page, "there is one in another state"
     assert (
-        "No task is named “nothing-like-it”, and none is like it." in anyone.get("/ui/tasks?name=nothing-like-it").text
+        "No task is named “nothing-like-it”, and there is no similar name."
+        in anyone.get("/ui/tasks?name=nothing-like-it").text
     )
     assert re.search(r"No queue is named “mail”.*>mail.out</a>", anyone.get("/ui/tasks?queue=mail").text)
     assert re.search(r"No workflow is named “mail”.*>mail-flow</a>", anyone.get("/ui/runs?workflow=mail").text)
@@ -431,7 +432,7 @@ def test_a_list_by_argument_that_stops_early_says_so_and_goes_on(
     link = re.search(r"Arguments of older tasks were not searched.*?href=\"([^\"]*)\">Search older tasks", page)
     assert link
     seen, page = found_in(page, WITH_THIS), anyone.get(unescape(link[1])).text
-    assert "The search stopped after a second. More may fit further on." in page
+    assert "The search stopped after one second. There may be more matches on the next page." in page
     seen += listed(page)
     while following := re.search(r'href="([^"]*)" rel="next"', page):
         page = anyone.get(unescape(following[1])).text

@@ -145,7 +145,7 @@ def test_the_form_of_signals_names_the_risk(system: System, worker: Worker) -> N
     page = operator(system).get(f"/ui/runs/{run.id}").text
     (fields,) = re.findall(r'data-name-in-path="/ui/runs/[^"]*/signals/%".*?</form>', page)
     assert '<input type="checkbox" required>' in fields
-    assert "another value fails the run" in fields
+    assert "a wrong type fails the run" in fields
     operator(system).post(f"/ui/runs/{run.id}/terminate")
     system.pass_seconds(3)
     assert "Start over" in operator(system).get(f"/ui/runs/{run.id}").text

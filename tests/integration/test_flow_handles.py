@@ -149,4 +149,4 @@ def test_the_page_of_a_run_that_was_retried_shows_its_last_visits(system: System
     assert row["last"] == 620
     page = ApiClient(system.settings).send("GET", f"/ui/runs/{run.id}")
     assert page.status_code == 200
-    assert "The first 320 of 620 visits are left out" in page.text
+    assert "The first 320 of 620 visits are not shown" in page.text

@@ -110,8 +110,8 @@ def test_failure_groups_name_releases_and_what_is_new_in_the_last(system: System
         for name in ("known", "beside", "broken")
     }
     assert [name for name, row in rows.items() if "new in release 2" in row] == ["broken"]
-    assert "first of them in release 1; also in <a" in rows["known"]
-    assert "first of them in release 2<" in rows["broken"]
+    assert "first seen in release 1; also in <a" in rows["known"]
+    assert "first seen in release 2<" in rows["broken"]
 
 
 def test_a_release_is_forgotten_with_the_attempts_that_name_its_worker(system: System) -> None:

@@ -151,7 +151,7 @@
     if (indicator.lastElementChild.textContent === text) return;
     indicator.lastElementChild.textContent = text;
     if (outage) announce(text);
-    else if (["lost", "stopped"].includes(before)) announce(`Connected again: ${text}`);
+    else if (["lost", "stopped"].includes(before)) announce(`Reconnected: ${text}`);
   }
 
   function setStreamState(state) { streamState = state; updateIndicator(); }
@@ -159,7 +159,7 @@
 
   function showStale() {
     const at = hour.format(knownAt);
-    indicator.lastElementChild.textContent = `not connected, showing what was known at ${at}`;
+    indicator.lastElementChild.textContent = `not connected, showing the state as of ${at}`;
     announce(indicator.lastElementChild.textContent);
     for (const element of main.querySelectorAll("[data-stale]")) element.textContent = element.dataset.stale.replace("%", at);
   }
@@ -320,7 +320,7 @@
     document.getElementById("silent")?.remove();
     showTimes();
     logBox.scrollTop = logBox.scrollHeight - height;
-    announce("Older lines are shown");
+    announce("Older lines loaded");
   }
 
   async function filterLog() {
@@ -427,7 +427,7 @@
     if (isRefreshDue) { isRefreshDue = false; scheduleRefresh(); }
   });
 
-  // An ended task or run sends no events, but somebody may have retried it: refresh when the window gets the focus.
+  // An ended task or run sends no events, but a user may have retried it: refresh when the window gets the focus.
   addEventListener("focus", () => { if ("ended" in main.dataset) scheduleRefresh(); });
 
   // -- actions: the leader applies them a moment later, so the page refreshes until it shows another state
@@ -463,7 +463,7 @@
       const now = Date.now(), unchanged = document.getElementById("unchanged");
       if (isUnchanged()) {
         changed = 0;
-        const text = ` The state has not changed yet${outage ? `: ${outage}` : ""}. This page goes on looking.`;
+        const text = ` The state has not changed yet${outage ? `: ${outage}` : ""}. Still waiting.`;
         if (now > start + UNCHANGED_DELAY && unchanged && unchanged.textContent !== text) { unchanged.textContent = text; announce(text); }
         return;
       }
@@ -636,7 +636,7 @@
 
   // -- forms
 
-  // Keeps a question that the reader has begun to answer in place when somebody else decides it, with a notice. Another
+  // Keeps a question that the reader has begun to answer in place when another user decides it, with a notice. Another
   // question must not move below the pointer.
   function keepOpenQuestions(next) {
     for (const question of main.querySelectorAll("[data-asks]")) {
@@ -646,7 +646,7 @@
       const copy = document.importNode(question, true);
       fieldsOf(copy).forEach((field, index) => { if (field.nodeName === "INPUT") field.setAttribute("value", fields[index].value); });
       for (const button of copy.querySelectorAll("button")) button.disabled = true;
-      if (!copy.querySelector(".decided")) copy.prepend(Object.assign(document.createElement("p"), { className: "why decided", textContent: "This has been decided meanwhile, or its run has ended. Nothing that you typed was sent." }));
+      if (!copy.querySelector(".decided")) copy.prepend(Object.assign(document.createElement("p"), { className: "why decided", textContent: "This was decided in the meantime, or the run has ended. Your input was not sent." }));
       const before = [...main.querySelectorAll("[data-asks]")].slice(0, [...main.querySelectorAll("[data-asks]")].indexOf(question)).reverse()
         .map((previous) => next.querySelector(`[data-key="${CSS.escape(previous.dataset.key)}"]`)).find(Boolean);
       (before ?? next.querySelector(".waits > h2") ?? next.querySelector(".head")).after(copy);
@@ -677,7 +677,7 @@
     if (!button || !event.detail) return; // `detail` is 0 for a key
     if (pointerRest && pointerRest.asks !== questionAt(button)) {
       event.preventDefault();
-      const text = "Another question has moved below the pointer. Move the pointer to decide it.";
+      const text = "The page has changed: another question is now under the pointer. Move the pointer before you click.";
       if (!button.form.querySelector(".moved")) button.form.append(Object.assign(document.createElement("p"), { className: "why moved", textContent: text, role: "alert" }));
       return;
     }
@@ -707,7 +707,7 @@
   function offerFreshRows(count) {
     const markedTable = count && main.querySelector(".tick input:checked, .grid input:checked")?.closest("table");
     if (!markedTable) return;
-    const button = Object.assign(document.createElement("button"), { type: "button", id: "fresh-rows", textContent: `Show ${count} new, unmark all` });
+    const button = Object.assign(document.createElement("button"), { type: "button", id: "fresh-rows", textContent: `Show ${count} new and clear marks` });
     (markedTable.closest("form[action='/ui/compare'], .grid") ?? markedTable).before(button);
   }
 
@@ -837,7 +837,7 @@
 
   // While the server is unreachable, following a link would replace the page by the browser's error page. If the server
   // may be unreachable, probe it first.
-  const UNREACHABLE = "The server cannot be reached: this page stays. Try again when it is live.";
+  const UNREACHABLE = "The server cannot be reached, so this page stays open. Try again when it is live.";
   const PROBE_TIMEOUT = 3000; // milliseconds for a working server to answer
   let isReached = false; // the server has answered the probe
   let isLeaving = false;
