@@ -35,8 +35,8 @@ def decode_secret(name: str, text: str, advice: str) -> bytes:
         secret = b""
     if len(secret) < MIN_LENGTH:
         raise ConfigurationError(
-            f"Setting {name}: expected secrets of at least {MIN_LENGTH} bytes in base64, separated by commas, the active "
-            f"one first; found one that is invalid, or has {len(secret)} bytes. {advice}"
+            f"Setting {name}: expected secrets of at least {MIN_LENGTH} bytes in base64, separated by commas, the "
+            f"active one first; found one that is invalid, or has {len(secret)} bytes. {advice}"
         )
     return secret
 

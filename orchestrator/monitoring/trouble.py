@@ -90,8 +90,8 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
         yield Trouble(
             kind="worker stands still",
             about=worker.id,
-            message=f"Worker {worker.id} (process {worker.pid} on {worker.host}) {describe_stall(worker)}: a task holds "
-            f"the interpreter (GIL), or the process was paused. It is replaced when one of its tasks times out or is "
+            message=f"Worker {worker.id} (process {worker.pid} on {worker.host}) {describe_stall(worker)}: a task "
+            f"holds the interpreter (GIL), or the process was paused. It is replaced when one of its tasks times out or is "
             f"cancelled: orchestrator tasks cancel ID, or, for a run of a workflow as code, orchestrator runs "
             f"terminate ID",
         )

@@ -109,7 +109,7 @@ def test_a_second_shard_respects_limits_used_by_the_first(simulated: SimulatedDa
     "seed",
     [
         575,  # one of several runs without a plan in one tick takes too long
-        20501,  # a stuck run is canceled, and cannot end
+        20501,  # a stuck run is cancelled, and cannot end
         20604,  # nor by its timeout, before it is retried
     ],
 )

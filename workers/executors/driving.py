@@ -57,9 +57,9 @@ log = get_logger("worker")
 _MIN_PAUSE = 0.5
 """Seconds between the first two tries to reach a remote side. The setting `executor_pause` is the maximum."""
 _CANCEL_WAIT = 30.0
-"""Seconds to wait for work to be canceled. After that the attempt is reported, and canceling goes on."""
+"""Seconds to wait for work to be cancelled. After that the attempt is reported, and cancelling goes on."""
 _CANCEL_TIMEOUT = 600.0
-"""Seconds after which canceling is given up."""
+"""Seconds after which cancelling is given up."""
 _RELEASE_AFTER = 3.0
 """Seconds between the end and the release, in which a worker that was cut off learns that another one watches."""
 _RETURN_DELAY = 0.5
@@ -79,7 +79,7 @@ class _Watched:
     execution: Execution
     record: Record
     ends: bool = False
-    """Whether the work must only be canceled, because its task was canceled."""
+    """Whether the work must only be cancelled, because its task was cancelled."""
     external_id: str = ""
     listener: Listener | None = None
 
@@ -269,7 +269,7 @@ class Driver:
         self._end(job, report, watched)
 
     async def _cancel_orphan(self, watched: _Watched) -> None:
-        """Cancel the work of a canceled task that had no watcher, or whose watcher may have died."""
+        """Cancel the work of a cancelled task that had no watcher, or whose watcher may have died."""
         job, executor, execution = watched.job, watched.executor, watched.execution
         try:
             async with asyncio.timeout(job.options.timeout):
@@ -326,7 +326,7 @@ class Driver:
                 pause = min(2 * pause, self._max_pause)
 
     async def _cancel(self, watched: _Watched) -> None:
-        """Cancel the work. If that takes long, canceling goes on while the attempt is reported."""
+        """Cancel the work. If that takes long, cancelling goes on while the attempt is reported."""
         await asyncio.wait([self._in_background(self._cancel_until_ended(watched))], timeout=_CANCEL_WAIT)
 
     async def _cancel_until_ended(self, watched: _Watched) -> None:

@@ -143,7 +143,7 @@ class ProcessExecutor:
             keeper.signal_group(signal.SIGKILL)  # processes that the command has left behind
 
     async def drain_output(self, execution: Execution, external_id: str, watcher: Watcher) -> None:
-        """Log the remaining output of a command that was canceled or timed out."""
+        """Log the remaining output of a command that was cancelled or timed out."""
         if external_id.partition(" ")[0] == self._host:
             await self._read_rest(self._spool(execution, external_id), watcher)
 

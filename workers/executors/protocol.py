@@ -77,7 +77,7 @@ class Executor(Protocol):
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
         """Wait for the work to end, and return its outcome. A worker that did not start the work may call this, too.
 
-        The call may be canceled (asyncio) at any time, which ends the watching and not the work. Raise Unreachable
+        The call may be cancelled (asyncio) at any time, which ends the watching and not the work. Raise Unreachable
         while the remote side is down, and Gone if the work does not exist any more.
         """
 
@@ -88,7 +88,7 @@ class Executor(Protocol):
         """
 
     async def release(self, execution: Execution, external_id: str) -> None:
-        """Delete the leftovers of the work. Its end is in Postgres, or it was canceled, and no further calls follow."""
+        """Delete the leftovers of the work. Its end is in Postgres, or it was cancelled, and no further calls follow."""
 
     async def close(self) -> None:
         """Close connections. Executions go on."""
@@ -99,7 +99,7 @@ class BuffersOutput(Protocol):
     """An executor that stores output of the work until it is read."""
 
     async def drain_output(self, execution: Execution, external_id: str, watcher: Watcher) -> None:
-        """Pass the remaining output to the watcher, after the work was canceled or timed out, and has ended."""
+        """Pass the remaining output to the watcher, after the work was cancelled or timed out, and has ended."""
 
 
 @runtime_checkable

@@ -203,5 +203,5 @@ class Interruptible:
         self._is_warned = True
         task = asyncio.current_task()
         if task is not None:
-            task.uncancel()  # the task may go on, and its later awaits are not canceled
+            task.uncancel()  # the task may go on, and its later awaits are not cancelled
         return AwaitInterrupted()

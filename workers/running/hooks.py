@@ -29,7 +29,7 @@ log = get_logger("worker")
 def attempt_end(job: Job, report: AttemptReport) -> AttemptEnd | None:
     """Return how an attempt has ended, for middleware. Return None for attempts that middleware does not see.
 
-    These are attempts that were handed back, workflow turns, and internal tasks that end canceled executions.
+    These are attempts that were handed back, workflow turns, and internal tasks that end cancelled executions.
     """
     executor = job.options.executor
     if job.is_turn or (executor is not None and executor.ends is not None):

@@ -85,7 +85,7 @@ class Executions:
         self._running: dict[tuple[str, str], asyncio.Task[Answer]] = {}
         self._unnamed: set[asyncio.Task[Answer]] = set()
         self._in_threads: set[tuple[str, str]] = set()
-        """Requests that run in threads, which cannot be canceled."""
+        """Requests that run in threads, which cannot be cancelled."""
         self._recent: OrderedDict[tuple[str, str], Answer] = OrderedDict()
         self._bytes = 0
 
@@ -114,7 +114,7 @@ class Executions:
         return await _outcome(work)
 
     def cancel(self, service: str, request_id: str) -> bool:
-        """Cancel a request. Return False if it does not exist, or if it runs in a thread and cannot be canceled."""
+        """Cancel a request. Return False if it does not exist, or if it runs in a thread and cannot be cancelled."""
         key = service, request_id
         work = self._running.get(key)
         return work is not None and key not in self._in_threads and work.cancel()

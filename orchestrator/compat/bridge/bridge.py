@@ -181,7 +181,7 @@ class Bridge:
     def give_back(self, timeout: float = 30.0) -> int:
         """Return messages to their queue that were put aside, or whose tasks no worker has received. Return how many.
 
-        No other bridge may run. If this is interrupted, the next bridge returns messages whose tasks were canceled.
+        No other bridge may run. If this is interrupted, the next bridge returns messages whose tasks were cancelled.
         """
         returned = 0
         for transit in self._transits:
@@ -284,7 +284,7 @@ class _Ends:
         self._wake.set()
 
     def give_back(self) -> int:
-        """Return messages whose tasks the leader has canceled, the oldest to the front of its list. Return how many."""
+        """Return messages whose tasks the leader has cancelled, the oldest to the front of its list. Return how many."""
         previous = self.given
         for ids in _slices(sorted(self._awaited, reverse=True)):
             self._settle(self._tasks.find_ends(ids))

@@ -77,7 +77,7 @@ class Job:
         self._context: TaskContext | None = None
         """The context of the running attempt, inside the job."""
         self._status: JobStatus | None = None
-        """A status known without a query: the job is not stored, was run locally, or was canceled by this object."""
+        """A status known without a query: the job is not stored, was run locally, or was cancelled by this object."""
         self._local_result: Result | None = None
         self._meta: dict[str, Any] | None = None
         self.origin = origin

@@ -98,7 +98,7 @@ class FailedJobRegistry(BaseRegistry):
 
 
 class CanceledJobRegistry(BaseRegistry):
-    """Jobs that were canceled."""
+    """Jobs that were cancelled."""
 
     states = (TaskState.CANCELLED, TaskState.SKIPPED)
 

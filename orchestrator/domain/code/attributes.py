@@ -55,8 +55,8 @@ def _scalar(name: str, value: object) -> Scalar:
         case float() if math.isfinite(value):
             return value
     raise InvalidWorkflow(
-        f"Attribute {name!r}: expected a string of at most {MAX_TEXT_LENGTH} printable characters, a number (a whole one "
-        f"below 2**53), true or false, or a datetime with a time zone; found {value!r:.100}."
+        f"Attribute {name!r}: expected a string of at most {MAX_TEXT_LENGTH} printable characters, a number (a whole "
+        f"one below 2**53), true or false, or a datetime with a time zone; found {value!r:.100}."
     )
 
 

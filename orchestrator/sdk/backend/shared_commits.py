@@ -161,7 +161,7 @@ class _Batches:
             self._limit_wait()
 
     def _take(self) -> list[_Call]:
-        """Return the calls of one commit, oldest first, except canceled calls."""
+        """Return the calls of one commit, oldest first, except cancelled calls."""
         calls: list[_Call] = []
         size = 0
         while self._waiting and len(calls) < _MAX_TASKS and size < _MAX_BYTES:

@@ -99,7 +99,7 @@ class CodeCalls(Protocol):
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True)
     def cancel(self, run: Id) -> None:
-        """Ask the newest run of a chain to cancel itself. A canceled run stays as it is."""
+        """Ask the newest run of a chain to cancel itself. A cancelled run stays as it is."""
 
     @call(
         Scope.OPERATE,

@@ -35,7 +35,7 @@ class RunCalls(Protocol):
     def cancel(self, run: Id) -> None:
         """Cancel a run and its open tasks, or ask the code of a workflow as code to end.
 
-        A canceled run stays as it is.
+        A cancelled run stays as it is.
         """
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, rest=Rest("POST /runs/{id}/retry", "retry", 202))

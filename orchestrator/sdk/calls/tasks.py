@@ -59,7 +59,7 @@ class TaskCalls(Protocol):
     def cancel(self, task: Id) -> None:
         """Cancel a task in any state. A running task is interrupted.
 
-        A canceled task stays as it is.
+        A cancelled task stays as it is.
         """
 
     @call(Scope.OPERATE, about={Kind.TASK: "task"}, rest=Rest("POST /tasks/{id}/retry", "retry", 202))

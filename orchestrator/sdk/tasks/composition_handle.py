@@ -126,7 +126,7 @@ class CompositionHandle(RunHandle[Any], Generic[O_co]):
         return values if step.fan_out else values[0]
 
     def _failed_children(self, step: str, indexes: Sequence[int]) -> Iterator[tuple[int, CompositionHandle[Any], str]]:
-        """Yield the failed and canceled child runs at some indexes of a step, and their states.
+        """Yield the failed and cancelled child runs at some indexes of a step, and their states.
 
         A retry may have left several runs at one index; the newest comes last.
         """

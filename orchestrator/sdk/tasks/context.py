@@ -122,7 +122,7 @@ class TaskContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the attempt must stop: it was canceled, timed out, or is no longer the current attempt."""
+        """Whether the attempt must stop: it was cancelled, timed out, or is no longer the current attempt."""
         return self._runtime is not None and self._runtime.interruption() is not None
 
     def check_cancelled(self) -> None:

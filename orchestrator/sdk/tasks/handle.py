@@ -326,7 +326,7 @@ class RunHandle(Generic[R]):
         """Wait for the end of a workflow's run and return the output of each step that was not skipped.
 
         The output of a fan-out is a list in order; that of a child workflow maps its last steps to their outputs.
-        None stands in place of the output of a failed or canceled step, task or child run.
+        None stands in place of the output of a failed or cancelled step, task or child run.
         """
         yield from self._wait_ended(timeout)
         return self._client.backend.runs.outputs(self._id)
@@ -366,7 +366,7 @@ class RunHandle(Generic[R]):
         return new_run
 
     def retry(self) -> None:
-        """Retry the failed and canceled parts of the run and all steps that depend on them. Successful parts remain."""
+        """Retry the failed and cancelled parts of the run and all steps that depend on them. Successful parts remain."""
         self._client.backend.runs.retry(self._id)
 
     def delete(self) -> None:

@@ -180,7 +180,7 @@ class Task(Parts[P, R]):
         """Do the same as `enqueue` without blocking the event loop.
 
         Coroutines that enqueue at the same time share a commit; each continues when its own task is durable. A
-        coroutine that is canceled meanwhile may have stored its task.
+        coroutine that is cancelled meanwhile may have stored its task.
         """
         if inside_workflow() or self._client.runtime() is not None:
             return await self._client.threads.run(self.enqueue, *args, **kwargs)

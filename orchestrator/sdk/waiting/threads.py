@@ -128,7 +128,7 @@ class Job(NamedTuple):
     call: Callable[[], Any]
     done: asyncio.Future[Any]
     dropped: Callable[[], object] | None
-    """Called when the job has ended or is skipped after its caller was canceled."""
+    """Called when the job has ended or is skipped after its caller was cancelled."""
 
 
 class ThreadPool:

@@ -60,7 +60,7 @@ class Client:
         append(self._arena.journal.commit_log, "task", handle.id)
 
     def enqueued(self, handle: Handle[Any]) -> None:
-        """Record that the enqueue of a task returned; the task may be canceled later."""
+        """Record that the enqueue of a task returned; the task may be cancelled later."""
         self.committed(handle)
         self.tasks.append(handle)
 
@@ -69,7 +69,7 @@ class Client:
         append(self._arena.journal.commit_log, "run", run.id)
 
     def started(self, run: RunHandle[Any]) -> None:
-        """Record that the start of a run returned; the run may be canceled later."""
+        """Record that the start of a run returned; the run may be cancelled later."""
         self.begun(run)
         self.runs.append(run)
 
@@ -80,12 +80,12 @@ class Client:
         self.journeys.append(run)
 
     def go_round(self, run: WorkflowHandle[Any]) -> None:
-        """Record that the start of a workflow returned; the run may be canceled later."""
+        """Record that the start of a workflow returned; the run may be cancelled later."""
         self.begun(run)
         self.journeys.append(run)
 
     def cancelling(self, handle: Cancellable) -> None:
-        """Record that a task or run is about to be canceled."""
+        """Record that a task or run is about to be cancelled."""
         append(self._arena.journal.commit_log, "cancel", handle.id)
 
     def start(self) -> None:

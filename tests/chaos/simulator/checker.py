@@ -211,9 +211,9 @@ def _check_runs(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
 
 
 def _own_counts(row: Any) -> Counter[str]:
-    """Return the counts of a flow's run itself. A run that fails while it is being canceled counts as failed.
+    """Return the counts of a flow's run itself. A run that fails while it is being cancelled counts as failed.
 
-    A run that is canceled while stuck before its start counts nothing.
+    A run that is cancelled while stuck before its start counts nothing.
     """
     state = None if row["state"] is None else FlowState.from_plain(timezones.decode(bytes(row["state"])))
     if row["status"] != "cancelled":
@@ -236,6 +236,6 @@ def _without_tasks(row: Any, tasks: list[Any]) -> Counter[str]:
         if missing:
             ended_as = "cancelled" if fan is not None else StepState(state.steps[position]).name.lower()
             if ended_as == "waiting" and row["status"] == "cancelled":
-                ended_as = "cancelled"  # the run was canceled while stuck, before its planner skipped the step
+                ended_as = "cancelled"  # the run was cancelled while stuck, before its planner skipped the step
             found[ended_as] += missing
     return found

@@ -318,7 +318,7 @@ class World:
         self.redis[shard].data.events.clear()
 
     def _was_taken_back(self, task: bytes) -> bool:
-        """Return whether a client has canceled a task, which may still run for a moment, and has retried its run."""
+        """Return whether a client has cancelled a task, which may still run for a moment, and has retried its run."""
         if (RequestKind.CANCEL_TASK, task) not in self.clients.requested:
             return False
         statement = "SELECT run_id FROM orchestrator.tasks WHERE id = %(id)s::uuid AND run_id IS NOT NULL"

@@ -122,7 +122,7 @@ class Foreign:
         return command_id(self.run_id, kind, one.ordinal)
 
     def _cancelled(self, kind: Kind, data: Json) -> bytes:
-        """Find the command that the code has canceled, and return its id."""
+        """Find the command that the code has cancelled, and return its id."""
         one = self._find(kind, data)
         one.ended = kind == "timer"
         self.cancelled[kind, one.ordinal] = len(self.events) + 1
@@ -259,7 +259,7 @@ class Foreign:
                 case "CancelTimer" | "RequestCancelTask" | "RequestCancelChildWorkflow":
                     futures[key].cancel()
                 case "CancelWorkflow":
-                    break  # then wait to be canceled
+                    break  # then wait to be cancelled
                 case _:
                     future = self._issue(app, ctx, command, key)
                     if future is not None:

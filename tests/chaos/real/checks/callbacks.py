@@ -11,7 +11,7 @@ from tests.chaos.real.project.callbacks import follow_failure, follow_success, w
 
 
 def check_callbacks(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
-    """Check that a success and a failure each have one callback of their kind, and a canceled task has none."""
+    """Check that a success and a failure each have one callback of their kind, and a cancelled task has none."""
     followers: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for task, end, by in arena.journal.of_tasks("follows"):
         followers[task].add((end, by))

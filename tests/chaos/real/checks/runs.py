@@ -19,7 +19,7 @@ SELECT parent_run, status, count(*) FROM orchestrator.runs
 
 
 def check_runs(arena: Arena) -> Iterator[str]:
-    """Check the counters. Tasks that a canceled or failed DAG never created are counted without rows."""
+    """Check the counters. Tasks that a cancelled or failed DAG never created are counted without rows."""
     recounts: dict[Any, Counter[str]] = defaultdict(Counter)
     for row in arena.sql(_RECOUNT):
         recounts[row["run_id"]][row["status"]] += row["count"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @load(weight=3)
 def limited(client: Client) -> None:
-    """Enqueue a task with limits per lane and over all lanes. A canceled task counts until its code stops."""
+    """Enqueue a task with limits per lane and over all lanes. A cancelled task counts until its code stops."""
     lane = client.random.choice("abc")
     client.enqueued(limits.work_in_lane.enqueue(lane, client.random.uniform(0.0, 0.5)))
 
