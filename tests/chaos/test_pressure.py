@@ -253,7 +253,7 @@ def test_the_disk_of_postgres_is_full(redis_url: str, directory: Path) -> None:
         eventually(lambda: lines(directory / "started"), "it runs")
         filler = breakable.fill(disk)
         stored = 0
-        with pytest.raises(Unavailable, match=r"No space left on device.* make room on it"):
+        with pytest.raises(Unavailable, match=r"No space left on device.* free some space"):
             for number in range(100_000):
                 project.logged.enqueue(str(directory / "log"), number)
                 stored = number + 1
