@@ -106,7 +106,7 @@ def _checked_call(call: Declared) -> Callable[[Api, KeyScope, dict[str, Any]], A
         try:
             result = getattr(getattr(api.backend, call.part), call.name)(**arguments)
         except msgspec.MsgspecError as error:
-            raise OrchestratorError(f"What is stored cannot be read by this release: {error}.") from error
+            raise OrchestratorError(f"This release cannot read the stored data: {error}.") from error
         return visible_part(rules, key_scope, result) if key_scope.is_bound else result
 
     return call_backend
