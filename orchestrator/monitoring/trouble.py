@@ -91,8 +91,8 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
             kind="worker stands still",
             about=worker.id,
             message=f"Worker {worker.id} (process {worker.pid} on {worker.host}) {describe_stall(worker)}: a task "
-            f"holds the interpreter (GIL), or the process was paused. It is replaced when one of its tasks times out or is "
-            f"cancelled: orchestrator tasks cancel ID, or, for a run of a workflow as code, orchestrator runs "
+            f"holds the interpreter (GIL), or the process was paused. It is replaced when one of its tasks times out "
+            f"or is cancelled: orchestrator tasks cancel ID, or, for a run of a workflow as code, orchestrator runs "
             f"terminate ID",
         )
     if overview.stuck_runs:

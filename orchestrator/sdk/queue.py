@@ -23,7 +23,7 @@ def refuse_unnamed(name: str, known: Iterable[str], *, nor: str = "", if_new: st
     """
     known = {*known}
     if name not in known:
-        searched = f"no task, worker, workflow or setting names it{f', nor {nor}' if nor else ''}"
+        searched = f"no task, worker, workflow or setting names it{f', nor does {nor}' if nor else ''}"
         hint = f" If it is a new queue, add {if_new}" if if_new else ""
         raise NotFound(f"There is no queue {name!r}: {searched}.{did_you_mean(name, known)}{hint}")
 

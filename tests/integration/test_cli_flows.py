@@ -48,7 +48,7 @@ def test_a_flow_is_checked_published_drawn_started_and_decided(in_empty_folder: 
     shown = json.loads(good("show", identifier, "--json"))
     assert (shown["run"]["params"], shown["run"]["status"]) == ({"val": 2}, "pending")
     assert "is approved" in good("approve", identifier, "--node", "ask", "--why", "because")
-    assert "is sent 'flag'" in good("signal", identifier, "flag")
+    assert "Sent 'flag' to run" in good("signal", identifier, "flag")
     assert identifier in good("runs", name)
 
 

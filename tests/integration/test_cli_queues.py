@@ -68,7 +68,7 @@ def test_workflows_and_the_application_name_queues(
     assert run("pause", "routed").exit_code == 1
     monkeypatch.setenv("ORCHESTRATOR_APP", "routing_shop:app")
     assert run("pause", "routed").exit_code == 0
-    assert "no task, worker, workflow or setting, nor routing_shop:app." in run("pause", "rooted").output
+    assert "no task, worker, workflow or setting names it, nor does routing_shop:app." in run("pause", "rooted").output
 
 
 def test_status_names_a_paused_queue_in_which_tasks_wait(system: System, run: Callable[..., Result]) -> None:

@@ -154,7 +154,7 @@ def test_what_only_another_release_can_read_is_named(reading: System) -> None:
         reading.sql(f"{strange} WHERE {column} = 'steps'")
         refused = invoke(table, "list")
         assert refused.exit_code == 1
-        assert "Error: This release cannot read stored data: " in refused.stderr
+        assert "Error: This release cannot read the stored data: " in refused.stderr
         assert "steps" in refused.stderr
         assert "days" in refused.stderr
 

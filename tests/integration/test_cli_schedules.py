@@ -92,7 +92,7 @@ def test_set_replaces_and_refuses(run: Run) -> None:
     run("schedules", "set", "nightly", "--name", "often", "--cron", "0 * * * *", "--overlap", "allow")
     found = document(run("schedules", "show", "nightly/often", "--json"))
     assert found["definition"]["cron"] == "0 * * * *"
-    assert "Say which: nightly/default, nightly/often" in run("schedules", "pause", "nightly", exit_code=1).output
+    assert "Specify one: nightly/default, nightly/often" in run("schedules", "pause", "nightly", exit_code=1).output
     for words, message in {
         ("nigthly", "--every", "1h"): "There is no workflow 'nigthly', and no published flow. Did you mean 'nightly'?",
         ("nightly", "--every", "1h", "--cron", "* * * * *"): "exactly one of cron, every and at",
@@ -140,7 +140,7 @@ def test_backfills(run: Run) -> None:
     assert found["start_at"] == "2025-12-31T23:00:00Z", "midnight in Berlin"
     assert "nightly/default" in run("schedules", "backfills").output
     run("schedules", "cancel-backfill", number)
-    assert "is over" in run("schedules", "cancel-backfill", number, exit_code=1).output
+    assert "has ended" in run("schedules", "cancel-backfill", number, exit_code=1).output
     assert "There is no backfill 999" in run("schedules", "cancel-backfill", "999", exit_code=1).output
     for start, end, message in [
         ("2026-02-01", "2026-01-01", "expected start < end <= now"),

@@ -132,7 +132,7 @@ def test_who_looks_at_a_run_sees_that_it_was_reset_and_what_it_repeats(
     stage.finish("one", 1)
     assert "reset of" not in show(old)
     new = stage.reset(old, 4, "one was wrong")
-    assert f"goes on as {new.id}: it was reset, and is repeated up to its event 4: one was wrong" in show(old)
+    assert f"continues as {new.id}: it was reset, and is repeated up to its event 4: one was wrong" in show(old)
     assert f"reset of run {old.id}, repeated up to its event 4: one was wrong" in show(new)
     assert json.loads(show(new, "--json"))["reset"] == {"run": old.id, "to": 4, "reason": "one was wrong"}
 

@@ -478,7 +478,7 @@ def test_a_statement_that_would_end_the_transaction_is_not_run(
 def test_a_transaction_that_was_ended_in_sql_does_not_complete_the_task(
     running: Running, connection: Connection, end: str, goes_on: bool
 ) -> None:
-    noticed = pytest.raises(WrongState, match="has ended its transaction .* Leave it out")
+    noticed = pytest.raises(WrongState, match="has ended its transaction .* Remove the statement")
     with noticed, running.ctx.transaction() as transaction:
         write(transaction, "committed")
         if end == "cursor":

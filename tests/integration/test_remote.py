@@ -504,7 +504,7 @@ def test_a_fork_has_connections_of_its_own() -> None:
     ("status", "content_type", "body", "kind", "words"),
     [
         (200, "text/html", b"<html>", ConfigurationError, "is not the API of an orchestrator"),
-        (200, "application/json", b'{"name": "another"}', OrchestratorError, "cannot be understood"),
+        (200, "application/json", b'{"name": "another"}', OrchestratorError, "cannot be decoded"),
         (404, "text/html", b"", ConfigurationError, "status 404 and text/html"),
         (
             404,

@@ -88,7 +88,7 @@ class Executor(Protocol):
         """
 
     async def release(self, execution: Execution, external_id: str) -> None:
-        """Delete the leftovers of the work. Its end is in Postgres, or it was cancelled, and no further calls follow."""
+        """Delete the leftovers of the work. It ended in Postgres or was cancelled, and no further calls follow."""
 
     async def close(self) -> None:
         """Close connections. Executions go on."""

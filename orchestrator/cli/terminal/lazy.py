@@ -84,7 +84,7 @@ class LazyGroup(click.Group):
         except OrchestratorError as error:
             raise click.ClickException(terminal_safe(str(error))) from error
         except msgspec.MsgspecError as error:
-            raise click.ClickException(terminal_safe(f"This release cannot read stored data: {error}.")) from error
+            raise click.ClickException(terminal_safe(f"This release cannot read the stored data: {error}.")) from error
         except _errors_of("redis.exceptions", "RedisError") as error:
             raise click.ClickException(terminal_safe(f"Redis cannot be used: {error}")) from error
         except _errors_of(_STORE, "UNAVAILABLE") as error:

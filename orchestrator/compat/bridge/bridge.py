@@ -284,7 +284,7 @@ class _Ends:
         self._wake.set()
 
     def give_back(self) -> int:
-        """Return messages whose tasks the leader has cancelled, the oldest to the front of its list. Return how many."""
+        """Return messages whose tasks the leader cancelled, the oldest to the front of its list. Return how many."""
         previous = self.given
         for ids in _slices(sorted(self._awaited, reverse=True)):
             self._settle(self._tasks.find_ends(ids))

@@ -366,7 +366,7 @@ class RunHandle(Generic[R]):
         return new_run
 
     def retry(self) -> None:
-        """Retry the failed and cancelled parts of the run and all steps that depend on them. Successful parts remain."""
+        """Retry the failed and cancelled parts of the run, and all steps that depend on them. The rest remains."""
         self._client.backend.runs.retry(self._id)
 
     def delete(self) -> None:

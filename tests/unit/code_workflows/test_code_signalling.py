@@ -127,7 +127,7 @@ def test_nothing_else_is_told_or_asked_from_inside(name: str) -> None:
         FORBIDDEN[name]()
 
     async def play(run: TestedRun[Any], _: WorkflowTest) -> None:
-        with pytest.raises(NotDeterministic, match="on every replay"):
+        with pytest.raises(NotDeterministic, match="every replay"):
             await run.result()
 
     started(meddles, play)
