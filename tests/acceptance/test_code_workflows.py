@@ -178,11 +178,7 @@ def test_an_open_run_is_reset_and_those_who_wait_are_led_to_the_new_one(running:
         old.resolve("approval", "yes")
         assert waiting.result() == new.result(60) == "yes"
     assert (_state(running, old.id), old.status()) == ("cancelled", "success")
-<<<<<<< HEAD
-    assert f"goes on as  {new.id}" in running.output_of("runs", "show", old.id)
-=======
-    assert f"continues as  {new.id}" in running.told("runs", "show", old.id)
->>>>>>> voice-15
+    assert f"continues as  {new.id}" in running.output_of("runs", "show", old.id)
 
 
 def _with_app(stack: Stack, *words: str) -> str:
