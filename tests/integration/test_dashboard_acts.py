@@ -271,7 +271,7 @@ def test_a_worker_is_drained_after_a_question_by_who_may(house: House) -> None:
     assert page.count("Drain…") == 1, "once for the two processes of a worker, and not for one that cannot be told"
     assert "with all of its 2 processes? It takes nothing more" in page
     visitor.post("/ui/workers/web-1-aa/drain", back="/ui/workers")
-    assert visitor.said() == "Worker web-1 accepts no more tasks, finishes those that it runs, and exits."
+    assert visitor.said() == "Worker web-1 takes nothing more, finishes what it runs, and ends."
     assert rows(house, "SELECT parent::text FROM orchestrator.drains") == [(parent,)]
     with leading(house):
         eventually(lambda: "s-draining" in visitor.get("/ui/workers").text)

@@ -250,7 +250,7 @@ def test_replace_changes_the_arguments_while_it_waits(system: System) -> None:
     system.pass_seconds()
     (task,) = worker.take()
     assert task.payload == system.job._new((2,), {}).payload
-    with pytest.raises(Duplicate, match="is no longer pending, so its arguments cannot be replaced") as caught:
+    with pytest.raises(Duplicate, match="waits no more, so its arguments cannot be replaced") as caught:
         unique(system, on_duplicate="replace").enqueue(3)
     assert caught.value.task_id == first.id
     worker.succeed(task)
