@@ -511,7 +511,7 @@ def test_a_fork_has_connections_of_its_own() -> None:
             "application/problem+json",
             b'{"title": "Not found", "status": 404}',
             OrchestratorError,
-            "of another rele",
+            "a different rele",
         ),
         (
             409,

@@ -499,7 +499,7 @@ def command(system: System, in_empty_folder: Path) -> Callable[..., str]:
 def test_a_queue_is_told_on_the_command_line(command: Callable[..., str]) -> None:
     assert command("queues", "retain", "mail", "--success", "1h", "--new") == "Queue mail keeps success 1h.\n"
     said = command("queues", "retain", "mail", "--success", "1h", "--failed", "forever")
-    assert said == "Queue mail keeps success 1h, failed for ever.\n"
+    assert said == "Queue mail keeps success 1h, failed forever.\n"
     assert "success 1h, failed kept forever" in command("queues")
     assert '"retention_success": 3600.0' in command("queues", "--json")
     assert "as long as the settings say" in command("queues", "retain", "mail", "--none")

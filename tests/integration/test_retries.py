@@ -204,7 +204,7 @@ def test_the_command_shows_what_it_will_do_and_asks(failed: System, run: Callabl
     assert "ValueError: no such Customer" in shown.output
     assert failed.count("inbox") == 0
     declined = run("--name", "job", input="n\n")
-    assert "Open 4 tasks again?" in declined.output
+    assert "Retry 4 tasks?" in declined.output
     assert (declined.exit_code, failed.count("inbox")) == (1, 0)
     accepted = run("--queue", "mail", "--error", "refused", "--since", "1h", "--yes")
     assert "Asked to retry 2 tasks." in accepted.output
