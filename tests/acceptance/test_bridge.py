@@ -184,7 +184,7 @@ def test_what_has_not_started_goes_back_in_order_and_the_rest_ends_here(running:
     assert "Another bridge of queue celery runs" in running.run("--back").stderr
     process.stop()
 
-    assert "22 messages given back" in running.run("--back").stdout
+    assert "22 messages returned" in running.run("--back").stdout
     assert started.get(timeout=WAIT) == "started"
     waiting = [json.loads(one)["headers"] for one in reversed(running.redis.lrange("celery", 0, -1))]
     assert [one["argsrepr"] for one in waiting] == ["('later',)", *(f"('{number}',)" for number in range(20))]
