@@ -269,7 +269,7 @@ def test_a_worker_is_drained_after_a_question_by_who_may(house: House) -> None:
     visitor.log_in(make_key(house, Scope.OPERATE))
     page = visitor.get("/ui/workers").text
     assert page.count("Drain…") == 1, "once for the two processes of a worker, and not for one that cannot be told"
-    assert "with all of its 2 processes? It takes nothing more" in page
+    assert "with all of its 2 processes? It accepts no new tasks" in page
     visitor.post("/ui/workers/web-1-aa/drain", back="/ui/workers")
     assert visitor.said() == "Worker web-1 is draining: it takes no more tasks, finishes those it runs, and exits."
     assert rows(house, "SELECT parent::text FROM orchestrator.drains") == [(parent,)]

@@ -76,7 +76,7 @@ def test_attempts_are_counted_as_they_ended_and_say_which_were_asked_for(system:
     fail(system, worker)
     page = unescape(operator(system).get(f"/ui/tasks/{task.id}").text)
     assert re.search(r"<dt>Attempts</dt><dd>([^/]*)</small>", page)[1] == "3 <small>3 failed"  # type: ignore[index]
-    asked = re.findall(r'<tr data-key="attempt-(\d)">(?:(?!</tr>).)*Somebody has retried it', page, re.DOTALL)
+    asked = re.findall(r'<tr data-key="attempt-(\d)">(?:(?!</tr>).)*was retried on request', page, re.DOTALL)
     assert asked == ["2"], "the policy has asked for the second"
 
 
