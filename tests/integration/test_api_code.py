@@ -106,7 +106,7 @@ def test_a_reset_is_shown_before_it_is_done(system: System, ask: Ask, engine_: E
     page = ask("GET", f"/ui/runs/{run.id}/reset?to=3").text
     for text in ("promise first", "stays open", "Reset to event 3", "It created the promise “first”."):
         assert text in page, text
-    assert "Say up to which event" in ask("GET", f"/ui/runs/{run.id}/reset").text
+    assert "Choose the last event to keep" in ask("GET", f"/ui/runs/{run.id}/reset").text
     for path in ("/api/v1", "/ui"):
         wrong = ask("GET", f"{path}/runs/{run.id}/reset?to=99")
         assert (wrong.status_code, "99" in wrong.text) == (409, True), wrong.text

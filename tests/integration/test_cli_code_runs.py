@@ -83,7 +83,7 @@ def show(run: str) -> str:
 def test_what_an_open_run_waits_for_and_where(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
     worker = system.worker(knows=KNOWS)
     handle = order.starting(id="o-17").start("o-17", items=["tea", "milk"])
-    assert "a worker: there is news for its code" in show(handle.id)
+    assert "a worker, to process new events" in show(handle.id)
     turn(system, worker, engine_)
     worker.die()  # nobody needs to be there
     shown = show(handle.id)
@@ -188,7 +188,7 @@ def test_runs_are_started_over(system: System, engine_: Engine, order: CodeWorkf
     handle = parcel.starting(id="p", tags=["red"]).start("tea")
     turn(system, worker, engine_)
     refused = refusal("runs", "rerun", handle.id, "--from", "x")
-    assert "has no steps to begin at" in refused
+    assert "has no steps to start from" in refused
     assert f"runs reset {handle.id} --to EVENT" in refused
     new = invoke("runs", "rerun", handle.id).output.strip()
     assert new != handle.id

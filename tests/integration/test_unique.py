@@ -568,7 +568,7 @@ def test_two_leaders_that_take_the_same_keys_in_another_order_do_not_wait_for_ea
 
 
 def test_what_does_not_go_together(system: System, engine: Engine) -> None:
-    with engine.begin() as connection, pytest.raises(InvalidTask, match="'replace' does not go with enqueue_in"):
+    with engine.begin() as connection, pytest.raises(InvalidTask, match="'replace' cannot be combined with enqueue_in"):
         unique(system, on_duplicate="replace").enqueue_in(connection, 1)
     with pytest.raises(InvalidTask, match="a run needs all its tasks"):
         system.app.start_many(unique(system), [1, 2])
