@@ -51,7 +51,7 @@ def test_a_workflow_is_no_task_of_a_python_client_however_large(client: ApiClien
         task = call_by_name(system.settings, "nightly", ["x" * size], {}, options={}, queue="default")
         for name, body in (("enqueue", {"task": task}), ("enqueue_many", {"tasks": [task]})):
             answer = client.post(f"/api/v1/client/tasks/{name}", msgspec.to_builtins(body))
-            assert (answer.status_code, "no task" in answer.json()["detail"]) == (422, True)
+            assert (answer.status_code, "not a task" in answer.json()["detail"]) == (422, True)
     assert system.count("tasks") == 0
 
 

@@ -240,7 +240,7 @@ def test_who_cancels_several_at_a_terminal_is_asked(
 def test_a_stuck_run_does_not_go_on(system: System, order: CodeWorkflow[..., Any]) -> None:
     worker = system.worker(knows=KNOWS)
     handle = system.app.code_workflows["parcel"].start("tea")
-    with pytest.raises(ResultTimeout, match="It goes on; ask again"):
+    with pytest.raises(ResultTimeout, match="It is in progress; ask again"):
         handle.result(timeout=0)
     system.pass_seconds()
     (dispatch,) = worker.take()
