@@ -59,7 +59,7 @@ class EndWaiters:
         """Create the waits; `obstacles` describes the obstacles of a task or run."""
         self._obstacles = ObstacleLog(obstacles)
         self._announcements = PerProcess(lambda: Announcements(connect(settings.require_redis()), Keys.of(settings)))
-        self._postgres = Outage(log, "Postgres", "those who wait for results go on waiting")
+        self._postgres = Outage(log, "Postgres", "callers that wait for results keep waiting")
 
     def close(self) -> None:
         announcements = self._announcements.take()

@@ -318,7 +318,7 @@ class RunHandle(Generic[R]):
         for task in insights.page_of_tasks(failed_tasks, limit=1, before=None).tasks:
             if (detail := insights.show_task(task.id)) is not None and detail.error is not None:
                 how = error_text(detail.error.kind, detail.error.message).rstrip(".")
-                return f", first {task.name} at place {task.position}: {how}"
+                return f", the first {task.name} at position {task.position}: {how}"
         return ""
 
     @blocking
