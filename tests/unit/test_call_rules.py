@@ -37,7 +37,7 @@ def test_rules_name_arguments_of_the_call() -> None:
         def shown(self, run: bytes) -> str:
             """Return a run."""
 
-    with pytest.raises(TypeError, match=r"'task'.*no argument"):
+    with pytest.raises(TypeError, match=r"'task'.*not an argument"):
         declared("wrong", Wrong)
 
 
