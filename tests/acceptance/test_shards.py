@@ -334,7 +334,7 @@ def test_more_shards_and_fewer_again_under_load(sharded: Stack) -> None:
         eventually(is_left, "nothing is placed there any more")
         exchange(sharded, 1)
         notes = reshard(sharded, 1)
-        assert [note.split(",")[0] for note in notes[1:]] == ["Shard 1 was empty", "Shard 2 was empty"]
+        assert [note.split(" and ")[0] for note in notes[1:]] == ["Shard 1 was empty", "Shard 2 was empty"]
         placed = len(handles)
         eventually(lambda: len(handles) > placed + 10, "the client goes on")
     finally:
