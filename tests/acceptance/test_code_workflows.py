@@ -131,7 +131,7 @@ def test_from_the_command_line(running: Stack) -> None:
     running.output_of("runs", "signal", run, "add", "a pear")
     assert eventually(lambda: "pear" in running.output_of("runs", "query", run, "items"), "it is there")
     assert "a pear" in running.output_of("runs", "update", run, "rename", "0", "a date")
-    assert "fits" in _with_app(running, "workflows", "replay-check", "--since", "1h")
+    assert "code matches" in _with_app(running, "workflows", "replay-check", "--since", "1h")
     history = running.output_of("runs", "history", run)
     assert "signal received" in history
     recording = Recording.from_json(running.output_of("runs", "history", run, "--json"))
