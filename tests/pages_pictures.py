@@ -330,4 +330,4 @@ def take(base: str, pages: dict[str, str], target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1] if sys.argv[1:] else "docs/images"))
