@@ -141,7 +141,7 @@ def test_wrong_times_of_a_workflow_as_code_are_refused_by_the_decorator(times: d
         ({"number": "five"}, "Workflow 'order', argument 'number': expected int"),
         ({"number": 5, "due": "${run.id}"}, "Workflow 'order', argument 'due': expected datetime"),
         ({"number": 5, "due": "${run.fire_tme}"}, "schedule of workflow 'order': Expression 'run.fire_tme'"),
-        ({"number": 5, "due": "${params.day}"}, "there is no 'params' here. Known: run."),
+        ({"number": 5, "due": "${params.day}"}, "there is no 'params' here. Known names: run."),
     ],
 )
 def test_parameters_that_a_workflow_as_code_cannot_take(params: dict[str, Any], message: str) -> None:
