@@ -159,7 +159,7 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LogChunk(msgspec.Struct, frozen=True, array_like=True):
-    """Log lines of one attempt on their way to log storage."""
+    """Log lines of one attempt, sent to be stored."""
 
     task: Id
     attempt: AttemptNumber

@@ -43,7 +43,7 @@ class QueueCounts:
     blocked: int
     """Tasks that wait for other tasks."""
     dispatched: int
-    """Tasks on their way to a worker."""
+    """Tasks dispatched, but not yet started by a worker."""
     running: int
     """Running tasks."""
     oldest_ready: float | None
