@@ -8,7 +8,6 @@ task's row.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -198,7 +197,7 @@ def restrict(rules: Rules, api: Api, key_scope: KeyScope, arguments: dict[str, A
         prefix = key_scope.queues if is_of_queues else key_scope.workflows
         if kind is Kind.TASK and arguments[name].run is not None and has_run(api, key_scope, arguments[name].run):
             prefix = ""  # a key for the run may see all its tasks
-        arguments[name] = dataclasses.replace(arguments[name], **{field: prefix}) if field else prefix
+        arguments[name] = msgspec.structs.replace(arguments[name], **{field: prefix}) if field else prefix
 
 
 def visible_part(rules: Rules, key_scope: KeyScope, result: Any) -> Any:

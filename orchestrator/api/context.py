@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
 import time
 from collections import Counter
@@ -320,11 +319,10 @@ def view_fields(view: type, *without: str) -> Any:
 
 def filter_fields(kind: Any, *without: str) -> Any:
     """Return a base class for query parameters with the fields of a filter, all optional."""
-    kinds = get_type_hints(kind, include_extras=True)
-    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else msgspec.structs.fields(kind)
+    fields = [field for field in msgspec.structs.fields(kind) if field.name not in without]
     return msgspec.defstruct(
         f"{kind.__name__}Fields",
-        [(field.name, kinds[field.name], field.default) for field in fields if field.name not in without],
+        [(field.name, field.type, field.default) for field in fields],
         rename=_ONE_BY_ONE,
         frozen=True,
         forbid_unknown_fields=True,
@@ -333,5 +331,5 @@ def filter_fields(kind: Any, *without: str) -> Any:
 
 def build_from(kind: Callable[..., T], source: Any, **more: Any) -> T:
     """Build a structure from the fields that a source object has, and from `more`."""
-    names: Any = getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", ())
+    names: Any = kind.__struct_fields__  # type: ignore[attr-defined]
     return kind(**{name: getattr(source, name) for name in names if name not in more and hasattr(source, name)} | more)

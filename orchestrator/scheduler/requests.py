@@ -242,7 +242,8 @@ def _in_slices(tx: Transaction, item: Request, limit: int, do: Callable[[Any, in
 
 def redrive_tasks(tx: Transaction, runs: Runs, item: Request, limit: int) -> bool:
     """Reopen the failed tasks that matched at the time of the request, slice by slice. Return whether all are done."""
-    failed_filter = msgspec.convert(item.body, FailedFilter)
+    conditions = {name: item.body.get(name) for name in FailedFilter.__struct_fields__}
+    failed_filter = msgspec.convert(conditions, FailedFilter)
     requested_at = tx.now - timedelta(seconds=item.age)
 
     def retry_slice(after: EndCursor | None, size: int) -> EndCursor | None:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.access import masked
@@ -38,8 +39,7 @@ class AuditEntry:
     """Further details; no arguments and no values."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditFilter:
+class AuditFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Conditions on audit entries. A condition that is None matches every entry."""
 
     who: str | None = None
@@ -173,7 +173,7 @@ SELECT /* audit.newer */ {_COLUMNS} FROM orchestrator.audit
 
 
 def _parameters(wanted: AuditFilter) -> dict[str, object]:
-    return {name: getattr(wanted, name) for name in AuditFilter.__dataclass_fields__}
+    return msgspec.structs.asdict(wanted)
 
 
 class AuditPage(NamedTuple):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Any, Protocol, get_args
 
+import msgspec
 import pytest
 
 from orchestrator.api.client_checks import check_of
@@ -54,6 +56,25 @@ def test_the_backend_has_each_call_with_its_arguments_and_those_that_confine_it(
         taken = inspect.signature(getattr(getattr(backend, one.part), one.name)).parameters
         confining = {name for name in one.rules.within if "." not in name}
         assert {*one.signature.parameters} - {"self"} | confining <= {*taken}, f"{one.part} {one.name}"
+
+
+def _filters(kind: Any) -> Iterator[type]:
+    """Yield the types of conditions in the type of an argument."""
+    if isinstance(kind, type) and kind.__name__.endswith("Filter"):
+        yield kind
+    for part in get_args(kind):
+        yield from _filters(part)
+
+
+def test_a_filter_refuses_a_condition_that_it_does_not_know() -> None:
+    """A server that ignored the condition of a newer client would list, retry or cancel more than was asked for."""
+    found = {filter_ for one in CALLS for kind in one.arguments.values() for filter_ in _filters(kind)}
+    assert len(found) >= 4
+    for kind in found:
+        assert msgspec.json.encode(kind()) == b"{}", f"{kind.__name__} sends conditions that are not set"
+        with pytest.raises(msgspec.ValidationError, match="unknown field `newer`"):
+            msgspec.convert({"newer": "x"}, kind)
+            pytest.fail(f"{kind.__name__} ignores an unknown condition")
 
 
 BROUGHT = {NewTask, Definition, Flow, RunStarted, SignalReceived, CodeTarget}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Literal, NamedTuple
 from uuid import UUID
 
-from msgspec import Meta
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from orchestrator.domain.code import attributes
@@ -22,8 +22,7 @@ from orchestrator.store.insights.tasks import MAX_LIST_SECONDS
 from orchestrator.store.sql import Row, Statement
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunFilter:
+class RunFilter(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Conditions on runs. A condition that is None matches every run."""
 
     statuses: tuple[ShownRunState, ...] = ()

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.flow.definition import name_of
@@ -88,8 +89,7 @@ class TaskDetail(TaskView):
     """Why the task waits, for people: a limit and its holders, a paused queue, no worker, dependencies."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskFilter:
+class TaskFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Conditions on tasks. A condition that is None matches every task."""
 
     statuses: tuple[TaskState, ...] = ()

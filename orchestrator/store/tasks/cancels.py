@@ -18,7 +18,7 @@ MAX_CANCELLED_AT_ONCE = 10_000
 """Tasks to cancel at once: each is a separate request to the leader."""
 
 
-class OpenFilter(msgspec.Struct, frozen=True, kw_only=True):
+class OpenFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Conditions on open tasks. A condition that is None matches every task."""
 
     statuses: tuple[TaskState, ...] = ()

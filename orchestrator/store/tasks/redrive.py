@@ -17,7 +17,7 @@ from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tasks.revival import KEEPS_KEY, REVIVABLE
 
 
-class FailedFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FailedFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Conditions on failed tasks. A condition that is None matches every task."""
 
     queue: str | None = None

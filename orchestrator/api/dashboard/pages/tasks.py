@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -88,7 +87,7 @@ def list_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> Response:
     else:
         found = task_routes.list_page(api, task_query, key_scope, **order)
     filters = {"argument"} if query.argument else set()
-    filters |= {field.name for field in dataclasses.fields(TaskFilter) if getattr(query, field.name, None)}
+    filters |= {name for name in TaskFilter.__struct_fields__ if getattr(query, name, None)}
     return page(
         "tasks.html",
         query=query,
