@@ -9,16 +9,18 @@ from typing import Any, Protocol, get_args
 import msgspec
 import pytest
 
-from orchestrator.api.client_checks import check_of
+from orchestrator.api.client_checks import check_new_task, check_of
 from orchestrator.api.redacting import parts_of
 from orchestrator.domain.code.history import RunStarted, SignalReceived
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.tasks.starts import CodeTarget
-from orchestrator.domain.tasks.task import NewTask
+from orchestrator.domain.tasks.task import NewTask, TaskOptions
+from orchestrator.errors import InvalidTask
 from orchestrator.sdk.backend import Backend
 from orchestrator.sdk.calls.declaring import Declared, Kind, call, declared
 from orchestrator.sdk.calls.interface import PARTS
+from orchestrator.sdk.values.payload import encode_call
 from orchestrator.settings import Settings
 
 CALLS = [one for part, protocol in PARTS.items() for one in declared(part, protocol).values()]
@@ -75,6 +77,24 @@ def test_a_filter_refuses_a_condition_that_it_does_not_know() -> None:
         with pytest.raises(msgspec.ValidationError, match="unknown field `newer`"):
             msgspec.convert({"newer": "x"}, kind)
             pytest.fail(f"{kind.__name__} ignores an unknown condition")
+
+
+def test_a_client_cannot_send_a_number_out_of_range_as_an_option() -> None:
+    settings = Settings(database_url="postgresql://nowhere/x", redis_url="redis://nowhere")
+    task = NewTask(id=bytes(16), name="resize", queue="default", payload=encode_call("resize", (), {}, 1000))
+    check_new_task(settings, task, {})
+    numbers = [
+        field.name
+        for field in msgspec.structs.fields(TaskOptions)
+        if {int, float} & {field.type, *get_args(field.type)}
+    ]
+    assert len(numbers) >= 6
+    for name in numbers:
+        for number in (-1, 0, 10**12):
+            options = msgspec.json.encode({name: number}).decode()
+            with pytest.raises(InvalidTask):
+                check_new_task(settings, msgspec.structs.replace(task, options=options), {})
+                pytest.fail(f"option {name} takes {number}")
 
 
 BROUGHT = {NewTask, Definition, Flow, RunStarted, SignalReceived, CodeTarget}
