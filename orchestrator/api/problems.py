@@ -24,7 +24,7 @@ from orchestrator.errors import (
     WrongState,
     to_problem,
 )
-from orchestrator.store import database
+from orchestrator.store import postgres_errors
 from orchestrator.transport import connection as transport
 
 MEDIA_TYPE = "application/problem+json"
@@ -124,7 +124,7 @@ def from_error(error: Exception) -> Refused | None:
         return error
     for kind, status, title in _STATUSES:
         if isinstance(error, kind):
-            if isinstance(error, Unavailable) and database.is_exhausted(error):
+            if isinstance(error, Unavailable) and postgres_errors.is_exhausted(error):
                 return refused(429, "Postgres has no free connection", str(error))
             assert isinstance(error, OrchestratorError), "all these types are"
             task_id = error.task_id or None if isinstance(error, Duplicate) else None
@@ -135,5 +135,5 @@ def from_error(error: Exception) -> Refused | None:
     if "cannot contain NUL" in str(error):
         return invalid("A string contains a NUL character, which cannot be stored or searched for: remove it.")
     if isinstance(error, exc.DataError):
-        return invalid(f"A value cannot be stored or searched for: {database.error_line(error)}")
+        return invalid(f"A value cannot be stored or searched for: {postgres_errors.error_line(error)}")
     return None

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.monitoring.exposition import MAX_QUEUES, OTHER_QUEUES, Family, gauge
 from orchestrator.settings import Settings
-from orchestrator.store import database
+from orchestrator.store import database, postgres_errors
 from orchestrator.store.load import (
     QueueDemand,
     QueueLoad,
@@ -71,7 +71,7 @@ class SystemGauges:
     def _of_postgres(self) -> Iterator[Family]:
         began = time.monotonic()
         queues: list[QueueLoad] | None = None
-        with suppress(*database.UNAVAILABLE, exc.DBAPIError), self._connection() as connection:
+        with suppress(*postgres_errors.UNAVAILABLE, exc.DBAPIError), self._connection() as connection:
             use_indexes(connection, _TIMEOUT)
             queues, system = queue_loads(connection), system_load(connection)
             demands = queue_demands(connection, loads=queues)

@@ -16,7 +16,7 @@ from orchestrator.scheduler.meter import Meter
 from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.term import Term
 from orchestrator.settings import Settings
-from orchestrator.store import database, leases
+from orchestrator.store import leases, postgres_errors
 from orchestrator.store.sql import statement_of
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.terminal_safe import sentence
@@ -193,12 +193,12 @@ class Scheduler:
                 if self._leadership.trouble is not None:
                     self._candidacy.failed()
                 self._stopping.wait(0.1)
-            except (*database.UNAVAILABLE, *transport.UNAVAILABLE) as error:
+            except (*postgres_errors.UNAVAILABLE, *transport.UNAVAILABLE) as error:
                 self._report_outage(error)
                 self._pause_after_failure(leads, self._pause)
                 self._pause = min(2 * self._pause, _MAX_PAUSE)
             except Exception as error:
-                if database.is_being_restored(error):
+                if postgres_errors.is_being_restored(error):
                     self._report_outage(error)
                     self._pause_after_failure(leads, self._pause)
                     self._pause = min(2 * self._pause, _MAX_PAUSE)
@@ -251,14 +251,16 @@ class Scheduler:
             complaint = sentence(f"The scheduler had more work in one tick than fits into its lease: {reason}")
             # Postgres is healthy: it names its reason for ending the transaction, or has closed the connection
             # silently.
-            if not self.postgres.is_down and (database.is_out_of_time(error) or database.is_broken_off(error)):
+            if not self.postgres.is_down and (
+                postgres_errors.is_out_of_time(error) or postgres_errors.is_broken_off(error)
+            ):
                 log.warning("scheduler.tick_too_slow: %s The next ticks do less.", complaint)
                 self._leadership.trouble = f"it had too much work in one tick: {reason}"
                 self._streams.complain(complaint, self._pause)
                 return
         else:
             reason = first_line(error)
-            complaint = f"The scheduler cannot use Postgres: {database.explain(error, self._settings.namespace)}"
+            complaint = f"The scheduler cannot use Postgres: {postgres_errors.explain(error, self._settings.namespace)}"
         self.postgres.failed(reason)
         self._leadership.trouble = f"it cannot use Postgres: {reason}"
         self._streams.complain(complaint, self._pause)

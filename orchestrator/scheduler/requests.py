@@ -32,9 +32,9 @@ from orchestrator.scheduler.transaction import Transaction, isolate
 from orchestrator.store import fleet, inbox
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import PromiseAnswer
-from orchestrator.store.database import error_line
 from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.store.limits import queues
+from orchestrator.store.postgres_errors import error_line
 from orchestrator.store.tasks import cancels, completions, redrive, transitions, unique
 from orchestrator.store.tasks.redrive import EndCursor, FailedFilter
 from orchestrator.transport.quarantine import Refused

@@ -23,8 +23,8 @@ from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.runs.direct import create_begun
 from orchestrator.scheduler.transaction import Transaction, affects_everything, isolate
-from orchestrator.store.database import error_line
 from orchestrator.store.driver import savepoint
+from orchestrator.store.postgres_errors import error_line
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.schedules import backfills
 from orchestrator.store.schedules import fires as store

@@ -50,7 +50,7 @@ from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.scheduler.transaction import Transaction, affects_everything
 from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings
-from orchestrator.store import database
+from orchestrator.store import postgres_errors
 from orchestrator.store.driver import flush
 from orchestrator.store.fleet import drains
 from orchestrator.store.leases import Cursor
@@ -360,7 +360,7 @@ class Term:
                 self._rolled_back()
                 raise
             self._meter.failed_ticks += 1
-            took, is_late = 0.0 if began is None else self._monotonic() - began, database.is_timeout(error)
+            took, is_late = 0.0 if began is None else self._monotonic() - began, postgres_errors.is_timeout(error)
             self._pace.interrupted(budget, by_postgres=is_late, took=took)
             self._blamed_part = budget.blamed_part if is_late else None
             if self._blamed_part is not None:

@@ -17,8 +17,8 @@ from orchestrator.scheduler.leadership import TermOver
 from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.sealing import Vault
-from orchestrator.store.database import is_being_restored, is_outage, is_timeout
 from orchestrator.store.driver import limit_statements, savepoint
+from orchestrator.store.postgres_errors import is_being_restored, is_outage, is_timeout
 from orchestrator.store.sql import statement_of
 from orchestrator.store.tasks import unique
 from orchestrator.store.tasks.enqueue import Creation

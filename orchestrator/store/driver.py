@@ -17,10 +17,10 @@ from psycopg2 import BINARY, extensions
 from psycopg2.errors import DuplicatePreparedStatement, InvalidSqlStatementName
 from sqlalchemy import Connection, Dialect, Engine, exc
 
-from orchestrator.store.database import as_outage
 from orchestrator.store.deadlines import deadlines_of
 from orchestrator.store.dialing import hide_rows
 from orchestrator.store.namespaces import in_namespace, namespace_of
+from orchestrator.store.postgres_errors import as_outage
 
 _CHANNEL = "orchestrator_channel"
 _MAX_KEPT_ROWS = 100

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, exc
 
-from orchestrator.store import database
+from orchestrator.store import postgres_errors
 from orchestrator.store.driver import channel, send
 from orchestrator.store.namespaces import namespace_of
 from orchestrator.store.sql import Prepared, Row, Statement
@@ -184,7 +184,7 @@ def identity(connection: Connection) -> str:
     try:
         return _IDENTITY.one(connection)
     except exc.DBAPIError as error:
-        if database.is_outage(error) and not database.is_forbidden(error):
+        if postgres_errors.is_outage(error) and not postgres_errors.is_forbidden(error):
             raise
         return ""
 

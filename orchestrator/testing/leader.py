@@ -43,7 +43,7 @@ from orchestrator.errors import NotFound, UnknownHandler
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.settings import Settings
-from orchestrator.testing.memory_run import Run, fact_for_parent, is_fact
+from orchestrator.testing.memory_run import Run, fact_for_parent
 
 _TIMEOUT = b"time"
 """Marks planned timeouts of a run, in place of an id."""
@@ -111,11 +111,11 @@ class MemoryLeader:
             return self._engine.activate(activation, run.id, run.attempt).answers if events else []
         run.attempt += 1
         has_unseen_facts = run.has_unseen_facts
-        activation = self._activation(run, queries or [])
+        activation = run.activation(queries or [])
         report = self._engine.activate(activation, run.id, run.attempt)
         if report.missing:
             run.applied = 0
-            activation = self._activation(run, queries or [])
+            activation = run.activation(queries or [])
             report = self._engine.activate(activation, run.id, run.attempt)
         run.stuck = report.stuck
         run.places = report.waiting.places if report.waiting is not None else run.places
@@ -184,21 +184,6 @@ class MemoryLeader:
             open.pop(identifier, None)
         self.append(run, fact)
         return True
-
-    def _activation(self, run: Run, queries: list[Query]) -> Activation:
-        replays_all = run.applied == 0
-        events = run.history if replays_all else [event for event in run.history[run.shown :] if is_fact(event)]
-        return Activation(
-            run.id,
-            run.started.workflow,
-            run.started.version,
-            after=0 if replays_all else run.shown,
-            through=len(run.history),
-            events=list(events),
-            cached=run.applied,
-            queries=queries,
-            tells=True,
-        )
 
     def _carry_out(self, run: Run, batch: list[commands.Command]) -> None:
         """Apply commands by type, in the same order as the real leader."""
@@ -335,7 +320,7 @@ class MemoryLeader:
         for fact in begins.facts:
             self.append(new, fact)
         if run.end is None:
-            self._link_continuation(new, run)
+            run.continue_as(new)
             self._close(run, commands.CancelRun())
         return new
 
@@ -381,13 +366,6 @@ class MemoryLeader:
             if child.terminates and child.end is None:
                 self.end(child, commands.CancelRun())
 
-    def _link_continuation(self, new: Run, old: Run) -> None:
-        """Make a run the continuation of another, so that waiters follow it."""
-        old.next = new
-        new.parent, new.child_id = old.parent, old.child_id
-        if old.parent is not None and old.child_id in old.parent.children:
-            old.parent.children[old.child_id] = new
-
     def _continue(self, run: Run, end: commands.ContinueRun) -> None:
         old = run.started
         attributes = attributes_of(event.what for event in run.history)
@@ -398,7 +376,7 @@ class MemoryLeader:
             first=old.first or run.id,
         )
         new = self.start(started, successor_id(run.id), run.parent, run.detached, terminates=run.terminates)
-        self._link_continuation(new, run)
+        run.continue_as(new)
         new.timeout, new.timed_out = run.timeout, run.timed_out
         if run.deadline is not None:
             self._set_deadline(new, run.deadline)

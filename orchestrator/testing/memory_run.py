@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from orchestrator.domain.code import commands, history
-from orchestrator.domain.code.activation import Violation
+from orchestrator.domain.code.activation import Activation, Query, Violation
 from orchestrator.domain.code.ends import ENCODED_NONE, child_outcome, end_of, run_error, run_state
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.other_runs import failure, settled
@@ -60,6 +60,29 @@ class Run:
         first = self.history[0].what
         assert isinstance(first, history.RunStarted)
         return first
+
+    def activation(self, queries: list[Query]) -> Activation:
+        """Return what the code is shown next: all events at first, later the new facts."""
+        replays_all = self.applied == 0
+        events = self.history if replays_all else [event for event in self.history[self.shown :] if is_fact(event)]
+        return Activation(
+            self.id,
+            self.started.workflow,
+            self.started.version,
+            after=0 if replays_all else self.shown,
+            through=len(self.history),
+            events=list(events),
+            cached=self.applied,
+            queries=queries,
+            tells=True,
+        )
+
+    def continue_as(self, new: Run) -> None:
+        """Make a run the continuation of this one, so that waiters follow it."""
+        self.next = new
+        new.parent, new.child_id = self.parent, self.child_id
+        if self.parent is not None and self.child_id in self.parent.children:
+            self.parent.children[self.child_id] = new
 
     def note(self, item: history.HistoryItem) -> None:
         """Update the state and the answers to updates from an event."""

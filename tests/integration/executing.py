@@ -13,6 +13,7 @@ from orchestrator.domain.executors.options import Execution, Outcome
 from orchestrator.domain.executors.record import Record
 from orchestrator.settings import load_settings
 from orchestrator.workers.executors import driving
+from orchestrator.workers.executors.watched import Watched
 from orchestrator.workers.running.job import Stage
 from tests.waiting import eventually
 
@@ -96,7 +97,7 @@ async def watched_to_the_end(executor: Any, requested: Execution, timeout: float
         dispatch=SimpleNamespace(id=b"", attempt=1),
     )
     record = Record(name=requested.name, attempt=1, failures=0, since=0.0)
-    await driving.Driver(*arguments)._run_to_end(driving._Watched(job, executor, requested, record))
+    await driving.Driver(*arguments)._run_to_end(Watched(job, executor, requested, record))
     return reports.made[-1]
 
 

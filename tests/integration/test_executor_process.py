@@ -37,6 +37,7 @@ from orchestrator.workers.executors.listener import Listener
 from orchestrator.workers.executors.process import ProcessExecutor
 from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable
 from orchestrator.workers.executors.spool import Spool
+from orchestrator.workers.executors.watched import Watched
 from orchestrator.workers.running.job import Stage
 from tests.integration import executing
 from tests.integration.executing import Driver, Heard
@@ -640,7 +641,7 @@ def test_the_driver_has_the_rest_told_once_it_has_ended_a_command() -> None:
     async def story(executor: ProcessExecutor) -> None:
         setup = Setup(settings=load_settings(environ={}), worker="w")
         parts = [cast("Any", None)] * 4
-        watched = driving._Watched(
+        watched = Watched(
             parts[0], cast("Any", Told()), execution("/bin/true"), Record(name="e", attempt=1, failures=0, since=0.0)
         )
         watched.listener = cast("Any", "listener")

@@ -13,7 +13,7 @@ from redis import Redis
 
 from orchestrator import Orchestrator
 from orchestrator.embedded import EmbeddedPostgres, EmbeddedRedis
-from orchestrator.store import database
+from orchestrator.store import database, postgres_errors
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader.streams import LeaderStreams
@@ -36,9 +36,9 @@ def test_a_crash_of_postgres_between_two_statements_is_an_outage(postgres: Embed
         connection.exec_driver_sql("SELECT 1")
         postgres.stop("immediate")
         postgres.start()
-        with pytest.raises(database.UNAVAILABLE) as caught:
+        with pytest.raises(postgres_errors.UNAVAILABLE) as caught:
             connection.exec_driver_sql("SELECT 2")
-        assert database.is_outage(caught.value)
+        assert postgres_errors.is_outage(caught.value)
         assert connection.invalidated
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT 3").scalar() == 3
@@ -53,7 +53,7 @@ def test_a_client_is_refused_once_after_a_crash_of_postgres(postgres: EmbeddedPo
         enqueue()
         postgres.stop("immediate")
         postgres.start()
-        with suppress(*database.UNAVAILABLE):
+        with suppress(*postgres_errors.UNAVAILABLE):
             enqueue()
         enqueue()
     app.close()
@@ -61,14 +61,14 @@ def test_a_client_is_refused_once_after_a_crash_of_postgres(postgres: EmbeddedPo
 
 _WAITS_FOR_POSTGRES = """
 import sys
-from orchestrator.store import database
+from orchestrator.store import database, postgres_errors
 
 with database.engine_for(sys.argv[1]).connect() as connection:
     connection.exec_driver_sql("SELECT 1")
     print("connected", flush=True)
     try:
         connection.exec_driver_sql("SELECT pg_sleep(600)")
-    except database.UNAVAILABLE:
+    except postgres_errors.UNAVAILABLE:
         print("outage")
 """
 

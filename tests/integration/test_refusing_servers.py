@@ -20,7 +20,7 @@ from orchestrator import Orchestrator, Settings, Unavailable
 from orchestrator.cli import main
 from orchestrator.domain.dag.definition import Definition, Step
 from orchestrator.scheduler.loop import Scheduler
-from orchestrator.store import database
+from orchestrator.store import database, postgres_errors
 from orchestrator.transport.connection import connect
 from orchestrator.transport.inspection import check_health
 from orchestrator.transport.leader.streams import LeaderStreams
@@ -244,12 +244,12 @@ def test_a_missing_privilege_is_no_runs_fault(role_url: str, database_url: str, 
         execute(database_url, f"REVOKE INSERT ON orchestrator.tasks FROM {role}")
         run = system.app.workflows["one-step"].start()
         for _ in range(3):
-            with suppress(*database.UNAVAILABLE):
+            with suppress(*postgres_errors.UNAVAILABLE):
                 system.pass_seconds()
         assert system.sql("SELECT stuck FROM orchestrator.runs") == [{"stuck": None}]
-        with pytest.raises(database.UNAVAILABLE) as caught:
+        with pytest.raises(postgres_errors.UNAVAILABLE) as caught:
             system.pass_seconds()
-        assert database.is_outage(caught.value)
+        assert postgres_errors.is_outage(caught.value)
         execute(database_url, f"GRANT INSERT ON orchestrator.tasks TO {role}")
         system.lead()
 

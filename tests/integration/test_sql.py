@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, exc
 
 from orchestrator import store
 from orchestrator.scheduler.leadership import Leadership, TermOver
-from orchestrator.store import database, sql
+from orchestrator.store import database, postgres_errors, sql
 from orchestrator.store.batches import Batch, Blob, Json
 from orchestrator.store.driver import channel, flush, keep_prepared, savepoint, send, statements_sent
 from orchestrator.store.leases import Cursor
@@ -296,12 +296,12 @@ def test_errors_are_those_of_sqlalchemy(connection: Connection) -> None:
     ADD(connection, number=1)
     with pytest.raises(exc.IntegrityError, match="duplicate key") as caught:
         ADD(connection, number=1)
-    assert not database.is_outage(caught.value)
+    assert not postgres_errors.is_outage(caught.value)
     connection.rollback()
     send(connection, "SET statement_timeout = 50")
     with pytest.raises(exc.OperationalError, match="statement timeout") as caught_late:
         send(connection, "SELECT pg_sleep(60)")
-    assert database.is_outage(caught_late.value)
+    assert postgres_errors.is_outage(caught_late.value)
     assert not connection.invalidated
 
 
@@ -310,7 +310,7 @@ def test_a_connection_that_broke_is_an_outage_and_is_not_used_again(engine: Engi
     kill(engine, connection)
     with pytest.raises(exc.OperationalError) as caught:
         ADD(connection, number=2)
-    assert database.is_outage(caught.value)
+    assert postgres_errors.is_outage(caught.value)
     assert caught.value.connection_invalidated
     assert connection.invalidated
     connection.rollback()

@@ -25,7 +25,7 @@ from sqlalchemy import exc
 
 from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.prerequisites import Prerequisite, Prerequisites
-from orchestrator.store import database
+from orchestrator.store import postgres_errors
 from orchestrator.transport import connection as transport
 
 LOG = logging.getLogger("test")
@@ -92,17 +92,17 @@ def at_connecting(words: str) -> exc.OperationalError:
 @pytest.mark.parametrize(
     ("passing", "error", "is_outage"),
     [
-        (database._outage_of, at_connecting("Connection refused"), True),
-        (database._outage_of, at_connecting("No such file or directory"), True),
-        (database._outage_of, at_connecting('could not translate host name "db" to address'), True),
-        (database._outage_of, at_connecting("FATAL:  the database system is starting up"), True),
-        (database._outage_of, at_connecting("FATAL:  sorry, too many clients already"), True),
-        (database._outage_of, at_connecting('FATAL:  password authentication failed for user "me"'), False),
-        (database._outage_of, at_connecting("fe_sendauth: no password supplied"), False),
-        (database._outage_of, at_connecting('FATAL:  role "me" does not exist'), False),
-        (database._outage_of, at_connecting('FATAL:  database "shop" does not exist'), False),
-        (database._outage_of, at_connecting('FATAL:  no pg_hba.conf entry for host "10.0.0.9"'), False),
-        (database._outage_of, SchemaError("old"), False),
+        (postgres_errors.outage_of, at_connecting("Connection refused"), True),
+        (postgres_errors.outage_of, at_connecting("No such file or directory"), True),
+        (postgres_errors.outage_of, at_connecting('could not translate host name "db" to address'), True),
+        (postgres_errors.outage_of, at_connecting("FATAL:  the database system is starting up"), True),
+        (postgres_errors.outage_of, at_connecting("FATAL:  sorry, too many clients already"), True),
+        (postgres_errors.outage_of, at_connecting('FATAL:  password authentication failed for user "me"'), False),
+        (postgres_errors.outage_of, at_connecting("fe_sendauth: no password supplied"), False),
+        (postgres_errors.outage_of, at_connecting('FATAL:  role "me" does not exist'), False),
+        (postgres_errors.outage_of, at_connecting('FATAL:  database "shop" does not exist'), False),
+        (postgres_errors.outage_of, at_connecting('FATAL:  no pg_hba.conf entry for host "10.0.0.9"'), False),
+        (postgres_errors.outage_of, SchemaError("old"), False),
         (transport._outage_of, ConnectionError("Error 111 connecting to redis:6379. Connection refused."), True),
         (transport._outage_of, TimeoutError("Timeout connecting to server"), True),
         (transport._outage_of, BusyLoadingError("Redis is loading the dataset in memory"), True),

@@ -20,7 +20,6 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -45,6 +44,7 @@ from orchestrator.workers.executors.protocol import (
     Unequipped,
     Unreachable,
 )
+from orchestrator.workers.executors.watched import Watched
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.reporting.task_log import TaskLog
 from orchestrator.workers.running.job import Job, Stage
@@ -68,23 +68,6 @@ _MIN_WATCH = 1.0
 """Minimum seconds to watch, so that an execution is seen to have ended even if its timeout is already over."""
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Watched:
-    """An execution that this worker watches."""
-
-    job: Job
-    executor: Executor
-    execution: Execution
-    record: Record
-    ends: bool = False
-    """Whether the work must only be cancelled, because its task was cancelled."""
-    external_id: str = ""
-    listener: Listener | None = None
-
-    def __post_init__(self) -> None:
-        self.external_id = self.record.external_id
 
 
 class Driver:
@@ -196,7 +179,7 @@ class Driver:
         self._jobs.pop(id(job), None)
         self._freed.set()
 
-    async def _begin(self, job: Job) -> _Watched | None:
+    async def _begin(self, job: Job) -> Watched | None:
         """Return an execution with its executor, or hand the job back if this worker lacks the executor."""
         call = job.options.executor
         assert call is not None
@@ -236,9 +219,9 @@ class Driver:
             index=step.get("index") if count is not None else None,
             count=count,
         )
-        return _Watched(job, executor, execution, record, ends=call.ends is not None)
+        return Watched(job, executor, execution, record, ends=call.ends is not None)
 
-    async def _run_to_end(self, watched: _Watched) -> None:
+    async def _run_to_end(self, watched: Watched) -> None:
         job = watched.job
         remaining = None if job.options.timeout is None else job.options.timeout - watched.record.elapsed
         min_timeout = _MIN_WATCH if watched.external_id else 0.0
@@ -268,7 +251,7 @@ class Driver:
                 report = self._runner.failures.failure(job, error if reason is None else interruption(job, reason))
         self._end(job, report, watched)
 
-    async def _cancel_orphan(self, watched: _Watched) -> None:
+    async def _cancel_orphan(self, watched: Watched) -> None:
         """Cancel the work of a cancelled task that had no watcher, or whose watcher may have died."""
         job, executor, execution = watched.job, watched.executor, watched.execution
         try:
@@ -295,7 +278,7 @@ class Driver:
         reason = "its executor cannot run on this worker"
         self._end(job, Returned(job.dispatch.id, job.dispatch.attempt, reason, _RETURN_DELAY, call.requirement))
 
-    async def _watch(self, watched: _Watched, limit: asyncio.Timeout) -> Outcome:
+    async def _watch(self, watched: Watched, limit: asyncio.Timeout) -> Outcome:
         """Submit the execution unless that was done, and return its outcome."""
         job, execution, executor = watched.job, watched.execution, watched.executor
         if not watched.external_id:
@@ -310,7 +293,7 @@ class Driver:
         listener = watched.listener = Listener(job, self._outbox, limit)
         return await self._retry_unreachable(watched, lambda: executor.watch(execution, watched.external_id, listener))
 
-    async def _retry_unreachable(self, watched: _Watched, call: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_unreachable(self, watched: Watched, call: Callable[[], Awaitable[T]]) -> T:
         """Call an executor, and retry while the remote side is unreachable."""
         pause = first = min(_MIN_PAUSE, self._max_pause)
         while True:
@@ -325,11 +308,11 @@ class Driver:
                 await asyncio.sleep(pause * random.uniform(0.75, 1.25))
                 pause = min(2 * pause, self._max_pause)
 
-    async def _cancel(self, watched: _Watched) -> None:
+    async def _cancel(self, watched: Watched) -> None:
         """Cancel the work. If that takes long, cancelling goes on while the attempt is reported."""
         await asyncio.wait([self._in_background(self._cancel_until_ended(watched))], timeout=_CANCEL_WAIT)
 
-    async def _cancel_until_ended(self, watched: _Watched) -> None:
+    async def _cancel_until_ended(self, watched: Watched) -> None:
         executor, execution = watched.executor, watched.execution
         try:
             async with asyncio.timeout(_CANCEL_TIMEOUT):
@@ -361,7 +344,7 @@ class Driver:
         error = TaskError(outcome.kind, outcome.message, outcome.detail)
         return self._runner.failures.broken(job, error, retryable=outcome.retryable, delay=outcome.delay)
 
-    def _end(self, job: Job, report: AttemptReport, watched: _Watched | None = None) -> None:
+    def _end(self, job: Job, report: AttemptReport, watched: Watched | None = None) -> None:
         if not job.finish():
             return
         job.uninterruptible()
@@ -384,7 +367,7 @@ class Driver:
         task.add_done_callback(self._background.discard)
         return task
 
-    async def _release(self, watched: _Watched, delay: float, doubts: int) -> None:
+    async def _release(self, watched: Watched, delay: float, doubts: int) -> None:
         """Release an ended execution, unless another worker may still read the end: this one was cut off."""
         executor, execution = watched.executor, watched.execution
         if delay and isinstance(executor, Expiring) and self._doubts == doubts:
@@ -394,7 +377,7 @@ class Driver:
         if self._doubts == doubts:
             await self._clear_away(watched, executor.release(execution, watched.external_id))
 
-    async def _clear_away(self, watched: _Watched, call: Awaitable[None]) -> None:
+    async def _clear_away(self, watched: Watched, call: Awaitable[None]) -> None:
         try:
             await call
         except Exception as error:  # noqa: BLE001  # leftovers are deleted by another process, or expire

@@ -25,7 +25,7 @@ from orchestrator.errors import ConfigurationError, OrchestratorError, SchemaErr
 from orchestrator.monitoring import trouble
 from orchestrator.monitoring.times import counted, duration
 from orchestrator.settings import Settings, load_settings, misspelt
-from orchestrator.store import compatibility, database
+from orchestrator.store import compatibility, database, postgres_errors
 from orchestrator.store.compatibility import OLDEST_POSTGRES
 from orchestrator.store.insights import RunFilter, server
 from orchestrator.store.insights.server import connections
@@ -126,8 +126,8 @@ def _guarded(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
         yield from findings
     except (OrchestratorError, RedisError) as error:
         yield _fail(check, str(error))
-    except database.UNAVAILABLE as error:
-        yield _fail(check, f"Postgres cannot be used: {database.explain(error)}")
+    except postgres_errors.UNAVAILABLE as error:
+        yield _fail(check, f"Postgres cannot be used: {postgres_errors.explain(error)}")
 
 
 def _settings(settings: Settings) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from orchestrator.monitoring.times import ago, duration, present, size
 from orchestrator.monitoring.trouble import Trouble
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.settings import Settings, load_settings
-from orchestrator.store import database
+from orchestrator.store import postgres_errors
 from orchestrator.store.insights import Events, Leader, Overview, QueueCounts, RunView, Storage, TaskView
 from orchestrator.store.insights.lookup import IdMatch
 from orchestrator.store.shards import ShardView
@@ -86,7 +86,7 @@ def read_status(calls: Calls, settings: Settings) -> Status:
     """Read everything that `status` shows, and find problems in it."""
     try:
         overview = calls.insights.overview()
-    except (*database.UNAVAILABLE, Unavailable) as error:
+    except (*postgres_errors.UNAVAILABLE, Unavailable) as error:
         holders = calls.insights.lock_holders()
         if not holders:
             raise

@@ -20,7 +20,7 @@ from orchestrator.errors import NotFound, OrchestratorError, did_you_mean
 from orchestrator.settings import load_settings
 from orchestrator.terminal_safe import terminal_safe
 
-_STORE = "orchestrator.store.database"
+_STORE = "orchestrator.store.postgres_errors"
 
 
 class LazyGroup(click.Group):

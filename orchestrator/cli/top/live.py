@@ -29,7 +29,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.monitoring.times import between, duration, present, when
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.settings import Settings
-from orchestrator.store import database, insights
+from orchestrator.store import insights, postgres_errors
 from orchestrator.telemetry import first_line, has_colours
 
 _REDRAW_INTERVAL = 1.0
@@ -106,7 +106,7 @@ class Live:
             else:
                 self._view.message = "…"
                 self._view.message = self._send(action)
-        except (*database.UNAVAILABLE, OrchestratorError) as error:
+        except (*postgres_errors.UNAVAILABLE, OrchestratorError) as error:
             self._view.message = f"this failed: {first_line(error)}"
         keyboard.wake()
 

@@ -17,7 +17,7 @@ from orchestrator.cli.terminal.reading import reading
 from orchestrator.domain.states import ShownRunState
 from orchestrator.errors import OrchestratorError
 from orchestrator.settings import Settings
-from orchestrator.store import database, insights
+from orchestrator.store import insights, postgres_errors
 from orchestrator.store.insights import Leader, RunFilter, RunView, activity
 from orchestrator.store.insights.activity import FailureGroup, TaskInFlight, WorkerNow
 from orchestrator.store.insights.system import find_leader
@@ -228,7 +228,7 @@ class Sampler:
                         self.sampled_at, self._trouble = time.monotonic(), None
                         notify()
                         self._stopping.wait(self._interval)
-            except (*database.UNAVAILABLE, OrchestratorError) as error:
+            except (*postgres_errors.UNAVAILABLE, OrchestratorError) as error:
                 self._trouble = first_line(error)
                 notify()
                 self._stopping.wait(max(1.0, self._interval))

@@ -21,7 +21,7 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store import shards
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Version
-from orchestrator.store.database import error_line
+from orchestrator.store.postgres_errors import error_line
 from orchestrator.store.runs import ancestry, cancels, pending_changes, stuck
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.pending_changes import Waited

@@ -50,7 +50,7 @@ from orchestrator.scheduler.code.next_turns import apply_last_turns, apply_steps
 from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
 from orchestrator.scheduler.tasks.creation import create_enqueued, log_failed
 from orchestrator.scheduler.transaction import Transaction, isolate
-from orchestrator.store.database import error_line
+from orchestrator.store.postgres_errors import error_line
 from orchestrator.store.tasks import details, transitions, unique, waiting
 from orchestrator.store.tasks.transitions import Adoption, AttemptEnd, AttemptStart, Moved, Requeue, Success
 from orchestrator.store.tasks.waiting import EarlierAttempts, Policy

@@ -23,7 +23,7 @@ from orchestrator.sdk.values.display import as_json, stored_value
 from orchestrator.sdk.values.sealing import store_of
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
-from orchestrator.store import audit, compatibility, database, deadlines, shards
+from orchestrator.store import audit, compatibility, database, deadlines, postgres_errors, shards
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.other_drivers import other_driver
 from orchestrator.store.tasks import enqueue, results, shared
@@ -219,10 +219,10 @@ class Connections:
         """Return the error of this package that a database error means, if any. `written` may have been committed."""
         if isinstance(error, exc.ProgrammingError) and compatibility.lacks_tables(error, self.namespace):
             return _caused(SchemaError(compatibility.no_tables(self.namespace)), error)
-        if not database.is_outage(error):
+        if not postgres_errors.is_outage(error):
             return None
-        reason = database.explain(error, self.namespace)
-        if written and database.is_broken_off(error):
+        reason = postgres_errors.explain(error, self.namespace)
+        if written and postgres_errors.is_broken_off(error):
             message = f"The connection to Postgres broke, and it is not known whether {written}: {reason}"
             return _caused(Uncertain(message), error)
         return _caused(Unavailable(f"Postgres cannot be used: {reason}"), error)

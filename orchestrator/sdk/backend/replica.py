@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.sdk.waiting.per_process import PerProcess, ProcessLock
 from orchestrator.settings import Settings
-from orchestrator.store import database
+from orchestrator.store import database, postgres_errors
 from orchestrator.store.deadlines import Deadlines
 from orchestrator.store.insights import server
 from orchestrator.telemetry import Outage, get_logger
@@ -70,8 +70,8 @@ class Replica:
                 lag_of_list.set(self.lag if self.is_behind else 0.0)
                 return rows
             except exc.SQLAlchemyError as error:  # recovery may also have cancelled it
-                if database.is_outage(error):
-                    self._give_up(database.explain(error))
+                if postgres_errors.is_outage(error):
+                    self._give_up(postgres_errors.explain(error))
         with self._primary() as connection:
             return find(connection)
 
@@ -103,7 +103,7 @@ class Replica:
                         break
                     time.sleep(_TRY_INTERVAL)
         except exc.SQLAlchemyError as error:
-            self._give_up(database.explain(error))
+            self._give_up(postgres_errors.explain(error))
             return
         if replayed.position is None:
             self._give_up("it is a primary. Name a standby in the setting read_database_url.")

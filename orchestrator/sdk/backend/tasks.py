@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError, MissingGreenlet
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.sealed import reveal_error
-from orchestrator.domain.states import ENDED_TASK_STATES, RunState, TaskState
+from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import Duplicate, InvalidTask, NotFound, PayloadError, WrongState
 from orchestrator.payloads.objects import Reading
@@ -21,6 +21,7 @@ from orchestrator.references import is_reference, whole_reference
 from orchestrator.sdk.backend.connections import asynchronous, callers_connection, refuse_replacing
 from orchestrator.sdk.backend.logs import progress_of, read_task
 from orchestrator.sdk.backend.part import Part, Shared, ask, check_state, obstacles, overdue
+from orchestrator.sdk.backend.retry_obstacles import retry_obstacle
 from orchestrator.sdk.backend.shared_commits import SharedCommits
 from orchestrator.sdk.calls.tasks import PayloadPart, TaskWork
 from orchestrator.sdk.calls.waits import MISSING
@@ -33,7 +34,6 @@ from orchestrator.store.inbox import RequestKind
 from orchestrator.store.namespaces import borrowed
 from orchestrator.store.other_drivers import DriverConnection
 from orchestrator.store.runs import cancels as run_retries
-from orchestrator.store.runs.cancels import EndedIn
 from orchestrator.store.tasks import cancels, enqueue, redrive, results, revival, shared, unique
 from orchestrator.store.tasks.redrive import FailedFilter, Group
 from orchestrator.store.tasks.results import TaskOutcome
@@ -223,7 +223,7 @@ class TaskBackend(Part, TaskWork):
             return
         with self._reading() as connection:
             run = run_retries.ended_in(connection, task)
-        if run is not None and (run.is_code or state in _RETRIED) and (reason := _retry_obstacle(to_text(task), run)):
+        if run is not None and (run.is_code or state in _RETRIED) and (reason := retry_obstacle(to_text(task), run)):
             raise WrongState(f"Cannot retry task {to_text(task)}{reason}")
         is_cancelled = run is None and state == TaskState.CANCELLED
         check_state(RequestKind.RETRY_TASK, task, state, allowed=is_cancelled or state in _RETRIED)
@@ -370,34 +370,3 @@ def _insert_in(connection: Connection, task: NewTask, within: str = "") -> bytes
         return task.id
     unique.wait_for_key(connection, task.unique)
     return unique.insert_unique(connection, task, task.unique, within)
-
-
-def _retry_obstacle(task: str, run: EndedIn) -> str:
-    """Describe why an ended task cannot be retried, and what to do instead; empty if it can."""
-    if run.is_code and task == run.run:
-        return (
-            ": it represents a run of a workflow as code, which has ended. To run it again from the start: "
-            f"orchestrator runs rerun {run.run}; to keep the work up to an event: orchestrator runs reset "
-            f"{run.run} --to EVENT"
-        )
-    if run.is_code:
-        return (
-            ": the code of its run has already received its outcome. To run it again, reset the run to an "
-            f"earlier event: orchestrator runs reset {run.run} --to EVENT"
-        )
-    if run.is_flow:
-        return (
-            " by itself: the flow of its run has already used its outcome. To resume a failed run at the node "
-            f"that failed: orchestrator runs retry {run.run}"
-        )
-    if run.status == RunState.FAILED and run.is_whole:
-        return (
-            " by itself: its run has ended, and has timed out, has a limit of its workflow or is a step of "
-            f"another run. Retry the run: orchestrator runs retry {run.run}"
-        )
-    hint = f"To run all of it again: orchestrator runs rerun {run.run}" if run.has_workflow else "Enqueue it again."
-    if run.is_cancelled:
-        return f": its run was cancelled. {hint}"
-    if run.status not in (RunState.RUNNING, RunState.FAILED):
-        return f": its run has ended ({run.status}) without it. {hint}"
-    return ""

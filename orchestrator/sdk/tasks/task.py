@@ -25,12 +25,13 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.middleware import EnqueueCall, headers_here
 from orchestrator.sdk.tasks.compositions import Parts
+from orchestrator.sdk.tasks.empty_functions import is_empty
 from orchestrator.sdk.tasks.followers import callbacks_of, check_followers, followers_of
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.tasks.option_types import OptionTypes
 from orchestrator.sdk.tasks.options import CELERY_HINTS, CallOptions, Placed, check_unique, with_options
 from orchestrator.sdk.tasks.retry import Retry
-from orchestrator.sdk.tasks.signature import Signature, is_empty
+from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import digest_call, encode_call
 from orchestrator.sdk.values.sealing import outgoing_task, scheduled_task, sealed_task
 from orchestrator.trace_context import current_trace

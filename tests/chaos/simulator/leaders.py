@@ -10,7 +10,7 @@ from sqlalchemy import exc
 
 from orchestrator.scheduler.leadership import Leadership, TermOver, Writing
 from orchestrator.scheduler.loop import Candidacy, Scheduler
-from orchestrator.store import database
+from orchestrator.store import postgres_errors
 from orchestrator.transport import connection as transport
 from orchestrator.transport.leader.terms import Deposed
 from tests.chaos.simulator.memory import MemoryLeaderStreams
@@ -161,7 +161,7 @@ class SchedulerProcess:
             if self.leadership.trouble is not None:
                 self.candidacy.failed()
             self.leading = False
-        except (*database.UNAVAILABLE, *transport.UNAVAILABLE) as error:
+        except (*postgres_errors.UNAVAILABLE, *transport.UNAVAILABLE) as error:
             world.trace(f"{self.name} cannot work: {type(error).__name__}")
             self.scheduler._report_outage(error)
             if self.leading:
