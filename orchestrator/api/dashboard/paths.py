@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 
 from orchestrator.api.dashboard.pages import (
-    again,
     approvals,
+    checked_actions,
     compare,
     entry,
     failures,
@@ -18,10 +18,10 @@ from orchestrator.api.dashboard.pages import (
     logs,
     overview,
     records,
+    repeats,
     runs,
     schedules,
     search,
-    seen,
     tasks,
     workflows,
 )
@@ -66,7 +66,7 @@ _PAGES = (
     overview,
     failures,
     tasks,
-    again,
+    repeats,
     logs,
     runs,
     compare,
@@ -81,12 +81,16 @@ _PAGES = (
 PAGES: tuple[Endpoint, ...] = (
     *(route for subject in _PAGES for route in subject.routes),
     *fleet.queue_routes,
-    *again.run_routes,
-    *again.run_actions,
+    *repeats.run_routes,
+    *repeats.run_actions,
     *_LIVE,
     *entry.routes,
     *ACTIONS,
-    *(action for subject in (failures, tasks, seen, again, runs, approvals, records) for action in subject.actions),
+    *(
+        action
+        for subject in (failures, tasks, checked_actions, repeats, runs, approvals, records)
+        for action in subject.actions
+    ),
 )
 NOT_FOUND = "/ui/{anything}"
 """The page for unknown paths."""

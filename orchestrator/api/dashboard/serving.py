@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from orchestrator.api.access import Caller
 from orchestrator.api.bodies import MAX_SMALL_REQUEST, SMALL_BODY, check_shape, read_body
-from orchestrator.api.dashboard.misfits import describe_problem
+from orchestrator.api.dashboard.form_errors import describe_problem
 from orchestrator.api.dashboard.pages.overview import count_approvals
 from orchestrator.api.dashboard.pages.search import find_match
 from orchestrator.api.dashboard.rendering import (

@@ -27,8 +27,8 @@ from orchestrator.api.dashboard.list_notes import (
     task_errors,
     within_span,
 )
+from orchestrator.api.dashboard.pages import checked_actions
 from orchestrator.api.dashboard.pages import flows as flow_pages
-from orchestrator.api.dashboard.pages import seen
 from orchestrator.api.dashboard.pages.tasks import IN_ANOTHER_STATE, check_marked, outcome_of_marked
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, redirect, visitor
 from orchestrator.api.dashboard.story import Sentence, story
@@ -339,7 +339,7 @@ def _state(run: RunView) -> str:
 class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Selected runs."""
 
-    id: Annotated[list[seen.Marked], Meta(max_length=MAX_AT_ONCE)] = []
+    id: Annotated[list[checked_actions.Marked], Meta(max_length=MAX_AT_ONCE)] = []
 
 
 @actions.post("/cancel-chosen", about=WITHIN)
@@ -366,7 +366,7 @@ def _request_for_all(
 ) -> Note:
     """Store a request for each selected run within the key scope. Runs that have changed since are skipped."""
     check_marked(marked, "runs")
-    ids, versions = seen.split(marked)
+    ids, versions = checked_actions.split(marked)
     if key_scope.is_bound:
         check_runs(api, key_scope, set(ids))
     requested = api.backend.ask_all(kind, [id.bytes for id in ids], versions)

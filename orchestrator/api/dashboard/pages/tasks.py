@@ -24,7 +24,7 @@ from orchestrator.api.dashboard.list_notes import (
     task_errors,
     within_span,
 )
-from orchestrator.api.dashboard.pages import logs, seen
+from orchestrator.api.dashboard.pages import checked_actions, logs
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
 from orchestrator.api.dashboard.session import own_page
 from orchestrator.api.key_scope import TASK, WITHIN, lineage_within
@@ -154,7 +154,7 @@ def preview_cancel(api: Api, query: OpenQuery, key_scope: KeyScope) -> Response:
 class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Selected tasks."""
 
-    id: Annotated[list[seen.Marked], Meta(max_length=_MAX_AT_ONCE)] = []
+    id: Annotated[list[checked_actions.Marked], Meta(max_length=_MAX_AT_ONCE)] = []
 
 
 def check_marked(ids: list[str], noun: str) -> None:
@@ -175,7 +175,7 @@ def outcome_of_marked(count: int, total: int, noun: str, done: str, why: str = I
 def _request_for_all(api: Api, marked: list[str], key_scope: KeyScope, kind: RequestKind) -> set[UUID]:
     """Store a request for each selected task within the key scope; return the tasks that are in a state for it."""
     check_marked(marked, "tasks")
-    ids, versions = seen.split(marked)
+    ids, versions = checked_actions.split(marked)
     if key_scope.is_bound:
         for id in ids:
             TASK.check(api, key_scope, {"id": id})
@@ -193,11 +193,11 @@ def cancel_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
 def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
     """Retry the selected tasks. Those with a unique key are retried one by one."""
     requested = _request_for_all(api, body.id, key_scope, RequestKind.RETRY_TASK)
-    ids, versions = seen.split(body.id)
+    ids, versions = checked_actions.split(body.id)
     for id in {*ids} - requested:
         shown_attempt = int(versions[str(id)]) if str(id) in versions else None
         with suppress(OrchestratorError, Refused):
-            seen.check_task(api, id, shown_attempt, is_retry=True)
+            checked_actions.check_task(api, id, shown_attempt, is_retry=True)
             api.backend.tasks.retry(id.bytes, shown_attempt)
             requested.add(id)
     return outcome_of_marked(len(requested), len(body.id), "tasks", "retried")

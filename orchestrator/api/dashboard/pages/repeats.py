@@ -16,7 +16,7 @@ from starlette.responses import Response
 from orchestrator.api.bodies import check_shape
 from orchestrator.api.context import MAX_INT, Api
 from orchestrator.api.dashboard.fields import Field, mismatch_of, of_parameters, of_params
-from orchestrator.api.dashboard.pages.seen import RERUN, change_of_task, record, started_message
+from orchestrator.api.dashboard.pages.checked_actions import RERUN, change_of_task, record, started_message
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
 from orchestrator.api.key_scope import RUN, TASK
 from orchestrator.api.problems import Refused, invalid, refused
@@ -76,7 +76,7 @@ def ask_again(api: Api, id: UUID) -> Response:
     try:
         shown = _call(api, task).displayed
     except PayloadError as error:
-        return page("again.html", 409, task=task, form=None, wrong=str(error), takes="", fields=None)
+        return page("repeat_task.html", 409, task=task, form=None, wrong=str(error), takes="", fields=None)
     return _form(api, task, Again(args=_pretty(shown.args), kwargs=_pretty(shown.kwargs), queue=task.queue), shown)
 
 
@@ -164,7 +164,7 @@ def _form(
         form = msgspec.structs.replace(form, kwargs=form.named)  # the parameters may have changed since
     fields, more = _filled_fields(known, typed)
     return page(
-        "again.html", status, task=task, form=form, wrong=wrong, takes=_signature(known), fields=fields, more=more
+        "repeat_task.html", status, task=task, form=form, wrong=wrong, takes=_signature(known), fields=fields, more=more
     )
 
 
@@ -256,7 +256,7 @@ def ask_run_again(api: Api, id: UUID) -> Response:
     try:
         shown = _call_of_run(api, run).displayed
     except PayloadError as error:
-        return page("again_run.html", 409, run=run, form=None, wrong=str(error), takes="", fields=None)
+        return page("repeat_run.html", 409, run=run, form=None, wrong=str(error), takes="", fields=None)
     return _form_of_run(api, run, Again(args=_pretty(shown.args), kwargs=_pretty(shown.kwargs)), shown)
 
 
@@ -330,4 +330,4 @@ def _form_of_run(
     if form.named:
         form = msgspec.structs.replace(form, kwargs=form.named)
     values = {"form": form, "wrong": wrong, "takes": _signature(parameters), "fields": fields, "more": more}
-    return page("again_run.html", status, run=run, **values)
+    return page("repeat_run.html", status, run=run, **values)
