@@ -331,5 +331,5 @@ def filter_fields(kind: Any, *without: str) -> Any:
 
 def build_from(kind: Callable[..., T], source: Any, **more: Any) -> T:
     """Build a structure from the fields that a source object has, and from `more`."""
-    names: Any = kind.__struct_fields__  # type: ignore[attr-defined]
+    names: Any = getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", ())
     return kind(**{name: getattr(source, name) for name in names if name not in more and hasattr(source, name)} | more)
