@@ -65,7 +65,7 @@ def test_a_year_is_filled_in_a_few_at_a_time(stack: Stack) -> None:
                      WHERE other.started_at <= run.started_at AND other.ended_at > run.started_at))
           FROM orchestrator.runs run"""
     assert int(str(stack.scalar(most))) <= 4
-    assert stack.output_of(*words).splitlines()[-1] == "daily/default 365/365 365 had their run"
+    assert stack.output_of(*words).splitlines()[-1] == "daily/default 365/365 365 already run"
     assert number(stack) == 365, "what has had its run gets no other"
     again = project.app.schedules["daily"].backfill("2025-03-01", "2025-03-04", again=True)
     view = again.wait_ended(60)
