@@ -122,6 +122,11 @@ class TimedProtocol(HttpToolsProtocol):
             self.send_400_response(f"The head of a request may have at most {MAX_HEAD_SIZE:,} bytes.")
         self._update_timer()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a header of the request's head. Drop trailers: a proxy may pass on those that it removes from heads."""
+        if not self._is_body_pending:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """Serve a request whose head is complete."""
         self._unread = 0
