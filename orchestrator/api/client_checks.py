@@ -9,30 +9,37 @@ task's row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from uuid import UUID
 
 import msgspec
 
 from orchestrator.api.context import Api
 from orchestrator.api.key_scope import check_task_name, has_run, lineage_within, with_followers
 from orchestrator.domain.access import KeyScope, Scope
-from orchestrator.domain.code.history import RunStarted, SignalReceived
+from orchestrator.domain.code.attributes import Scalar
+from orchestrator.domain.code.history import RunStarted, SignalReceived, UpdateRequested
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.flow.definition import Flow
+from orchestrator.domain.ids import is_derived, to_text
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.domain.limits.lane_limits import MAX_KEY_LENGTH, lane_name
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.headers import check_headers
 from orchestrator.domain.tasks.starts import START, CodeTarget
-from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, NewTask, TaskOptions, UniqueKey
-from orchestrator.errors import InvalidTask, InvalidWorkflow
+from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, NewTask, TaskOptions, UniqueKey, own_key
+from orchestrator.errors import Forbidden, InvalidTask, InvalidWorkflow
 from orchestrator.sdk.calls.checked import MAX_SECONDS, Checked, check_call, check_value, decoded
 from orchestrator.sdk.calls.declaring import Declared, Kind, Rules
 from orchestrator.sdk.checks import check_name, check_rate, check_weight
+from orchestrator.sdk.code.messages import request_id
 from orchestrator.sdk.dag.definitions import checked
 from orchestrator.sdk.flow import reading
 from orchestrator.settings import Settings
 from orchestrator.trace_context import is_trace
+
+_MESSAGE_VERSION = 5
+"""The UUID version of request ids of messages. The answer to a start is stored under the id of the run."""
 
 Arguments = Mapping[str, Any]
 Check = Callable[[Settings, Any, Arguments], object]
@@ -55,7 +62,7 @@ def check_new_task(settings: Settings, task: NewTask, arguments: Arguments) -> N
     check_call(settings, f"The arguments of task {task.name!r:.100}", task.payload)
     _check_dispatchable(task)
     if task.unique is not None:
-        _check_unique(task.unique)
+        _check_unique(task.name, task.unique)
     if run is not None and (task.unique is not None or task.position is None):
         raise InvalidTask(f"Task {task.name!r} of a run has a unique key, or no position in the run.")
     if task.trace is not None and not is_trace(task.trace):
@@ -103,7 +110,9 @@ def _check_options(text: str | None) -> TaskOptions:
     return options
 
 
-def _check_unique(unique: UniqueKey) -> None:
+def _check_unique(name: str, unique: UniqueKey) -> None:
+    if not unique.key.startswith((own_key("once", name, ""), own_key("unique", name, ""))):
+        raise InvalidTask(f"Task {name!r}: its unique key {unique.key!r:.100} belongs to a different task.")
     if not 1 <= len(unique.key) <= 2 * MAX_KEY_LENGTH or not _is_within(unique.period or 0, 0, MAX_SECONDS):
         raise InvalidTask(
             f"A unique key has at most {MAX_KEY_LENGTH} characters, and a period of at most a hundred years."
@@ -122,10 +131,22 @@ def _check_start(settings: Settings, started: RunStarted, arguments: Arguments) 
         raise InvalidWorkflow("A client cannot set parent, origin, first or continued_from of a run.")
     if not _is_within(started.version, 0, 2**31 - 1) or not _is_within(arguments["timeout"] or 0, 0, MAX_SECONDS):
         raise InvalidWorkflow(f"Workflow {started.workflow!r}: its version or timeout is out of range.")
+    if UUID(bytes=arguments["run_id"]).version == _MESSAGE_VERSION:
+        raise InvalidWorkflow(f"Workflow {started.workflow!r}: the id of the run has the form of a message's id.")
+    if started.attributes:
+        decoded(started.attributes, dict[str, Scalar], f"The attributes of workflow {started.workflow!r}")
 
 
 def _check_signal(settings: Settings, signal: SignalReceived, _: Arguments) -> None:
     check_value(settings, f"Signal {check_name('signal', signal.name)!r}", signal.value)
+    if signal.otherwise is not None:
+        raise InvalidWorkflow(f"Signal {signal.name!r}: a client cannot set the run that it starts otherwise.")
+
+
+def _check_update(settings: Settings, update: UpdateRequested, _: Arguments) -> None:
+    check_call(settings, f"The arguments of update {check_name('update', update.name)!r}", update.payload)
+    if len(update.id) != 16:
+        raise InvalidWorkflow(f"Update {update.name!r}: expected an id of 16 bytes, found {len(update.id)}.")
 
 
 def _check_target(_: Settings, target: CodeTarget, __: Arguments) -> None:
@@ -138,6 +159,7 @@ BY_TYPE: Mapping[Any, Check] = {
     NewTask: check_new_task,
     RunStarted: _check_start,
     SignalReceived: _check_signal,
+    UpdateRequested: _check_update,
     CodeTarget: _check_target,
     Definition: lambda _, definition, __: checked(definition),
     Flow: lambda _, flow, __: reading.checked(flow),
@@ -198,6 +220,23 @@ def restrict(rules: Rules, api: Api, key_scope: KeyScope, arguments: dict[str, A
         if kind is Kind.TASK and arguments[name].run is not None and has_run(api, key_scope, arguments[name].run):
             prefix = ""  # a key for the run may see all its tasks
         arguments[name] = msgspec.structs.replace(arguments[name], **{field: prefix}) if field else prefix
+
+
+def check_message_id(api: Api, call: Declared, arguments: Arguments) -> None:
+    """Refuse the request id of a message to another run: it would count as sent there, and name the answer from there.
+
+    A request id counts in the whole system. It is made from the run and the sender's own id, which proves its origin.
+    """
+    request, id, run = arguments.get("request"), arguments.get("id"), arguments.get("run")
+    if request is None or run is None or id is None:
+        return
+    what: Literal["signal", "update"] = "signal" if call.name == "signal" else "update"
+    own = request_id(run, what, id)
+    if not id or request not in (own, api.backend.code.request_of(run, what, id) if is_derived(run) else own):
+        raise Forbidden(
+            f"The request id does not belong to a message to run {to_text(run)}. A key for some queues or workflows "
+            "sends the message's own id, too: use a client of this release."
+        )
 
 
 def visible_part(rules: Rules, key_scope: KeyScope, result: Any) -> Any:

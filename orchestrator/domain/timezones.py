@@ -64,8 +64,10 @@ def restore(code: int, data: memoryview) -> Any:
         return decode(sealing.open_extension(sealed, sealing.VALUE))
     if code == sealing.CODE:
         unopened.number += 1
-    if code == references.CODE:
+    elif code == references.CODE:
         unopened.stored += 1
+    else:
+        raise ValueError(f"an extension of type {code}, which this release does not know")
     return msgspec.msgpack.Ext(code, bytes(data))
 
 

@@ -6,7 +6,7 @@ import base64
 import re
 import time
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 from uuid import UUID
 
 import msgspec
@@ -17,18 +17,20 @@ from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Scope
-from orchestrator.domain.code.history import RunStarted, SignalReceived
+from orchestrator.domain.code.history import RunStarted, RunWanted, SignalReceived, UpdateRequested
 from orchestrator.domain.executors.record import ExecutorCall
 from orchestrator.domain.executors.registry import call_of
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.starts import CodeTarget
-from orchestrator.domain.tasks.task import NewTask, TaskOptions, executor_of, parse_options
+from orchestrator.domain.tasks.task import NewTask, TaskOptions, UniqueKey, executor_of, own_key, parse_options
 from orchestrator.executors import Rq
+from orchestrator.sdk.code.messages import request_id
 from orchestrator.sdk.dag import definitions
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.store.code.keys import Sent
+from orchestrator.store.tasks import enqueue
 from tests.integration.api_house import OTHERS, House, changes, definition, furnished
 
 CALLS = [one for one in ROUTES if one.path.startswith(("/api/v1/client/", "/api/v1/waits"))]
@@ -342,3 +344,73 @@ def test_hostile_numbers_and_cursors_are_refused_everywhere(house: House) -> Non
             refuses(endpoint, name, value, content=msgspec.json.encode(given | {name: raw}))
             asked += 1
     assert asked > 600
+
+
+# -- ids and keys that clients choose
+
+
+def ask(house: House, path: str, key: Any, /, **arguments: Any) -> Any:
+    return house.send("POST", f"/api/v1/client/{path}", key, content=msgspec.json.encode(arguments))
+
+
+@pytest.mark.parametrize("kind", ["unique", "once"])
+def test_a_client_cannot_take_the_unique_key_of_another_task(house: House, kind: Literal["unique", "once"]) -> None:
+    key = house.make_key(None, None, Scope.ENQUEUE)
+    task = NewTask(new_id(), "mine.send", "mail.out", encode_call("a", [], {}, 1_000))
+    foreign = UniqueKey(own_key(kind, "bank.transfer", "k"), "running", on_duplicate="replace")
+    answer = ask(house, "tasks/enqueue", key, task=msgspec.structs.replace(task, unique=foreign))
+    assert answer.status_code == 422, answer.text
+    assert "belongs to a different task" in answer.text
+    own = UniqueKey(own_key(kind, "mine.send", "k"), "running")
+    assert ask(house, "tasks/enqueue", key, task=msgspec.structs.replace(task, unique=own)).is_success
+
+
+@pytest.mark.parametrize("call", ["signal", "update", "update_answer", "update_stage"])
+def test_a_bound_key_sends_only_request_ids_of_messages_to_the_run(house: House, call: str) -> None:
+    run, others = house.runs["mail"].bytes, house.runs["bank"].bytes
+    kind = "signal" if call == "signal" else "update"
+    arguments: dict[str, Any] = {"run": data(run)} | {
+        "signal": {"name": "go", "value": data(b"\xc0")},
+        "update": {"name": "add", "payload": data(encode_call("a", [], {}, 1_000)), "timeout": 0.1},
+        "update_answer": {"timeout": 0.1},
+        "update_stage": {},
+    }[call]
+    for request, id in (
+        (request_id(others, kind, "payment-7"), "payment-7"),
+        (request_id(others, kind, "payment-7"), ""),
+        (request_id(run, kind, "payment-7"), "payment-8"),
+        (new_id(), ""),
+    ):
+        answer = ask(house, f"code/{call}", house.key, request=data(request), id=id, **arguments)
+        assert answer.status_code == 403, answer.text
+        assert "does not belong to a message to run" in answer.text
+    own = data(request_id(run, kind, "payment-7"))
+    assert "does not belong" not in ask(house, f"code/{call}", house.key, request=own, id="payment-7", **arguments).text
+
+
+def test_an_update_sent_with_a_start_is_checked(house: House) -> None:
+    started = RunStarted("mail-code", 1, encode_call("a", [], {}, 1_000), "mail.out")
+    update = UpdateRequested(bytes(16), "add", encode_call("a", [], {}, 1_000))
+    start: dict[str, Any] = {"timeout": None, "tags": "[]", "key": "k", "on_conflict": "return", "pinned": False}
+    for wrong in (
+        {"update": msgspec.structs.replace(update, name="a\0")},
+        {"update": msgspec.structs.replace(update, id=b"\0")},
+        {"update": msgspec.structs.replace(update, payload=b"\xc1")},
+        {"started": msgspec.structs.replace(started, attributes="[1]")},
+        {"run_id": data(request_id(house.runs["bank"].bytes, "signal", "payment-7"))},
+        {"signal": SignalReceived("go", b"\xc0", RunWanted(new_id(), "k", "mail-code", 1, b"", "mail.out"))},
+    ):
+        sent = start | {"run_id": data(new_id()), "started": started, "signal": None, "update": None} | wrong
+        answer = ask(house, "code/start", house.key, **sent)
+        assert answer.status_code == 422, (wrong, answer.text)
+
+
+def test_arguments_with_an_unknown_extension_are_rejected_and_stored_ones_are_shown(house: House) -> None:
+    unknown = bytes.fromhex("9291c7047f6162636480")
+    task = NewTask(new_id(), "mine.send", "mail.out", unknown)
+    answer = ask(house, "tasks/enqueue", house.make_key(None, None, Scope.ENQUEUE), task=task)
+    assert answer.status_code == 422, answer.text
+    with house.engine.begin() as connection:
+        enqueue.insert_task(connection, task)
+    for page in ("/ui/tasks", f"/ui/tasks/{UUID(bytes=task.id)}", f"/api/v1/tasks/{UUID(bytes=task.id)}"):
+        assert house.send("GET", page, house.make_key(None, None)).status_code == 200, page

@@ -262,6 +262,17 @@ def test_what_only_lax_readers_take_is_refused(settings: Settings) -> None:
             assert got.count(b"HTTP/1.1 ") == 1, (sent, got)
 
 
+def test_trailers_of_a_chunked_request_are_not_headers(settings: Settings, engine: Engine) -> None:
+    """A proxy may remove a header from the head of a request and pass on a trailer of the same name."""
+    admin = b"Authorization: Bearer " + str(make_key(engine)).encode() + b"\r\n"
+    get = b"GET /api/v1/queues HTTP/1.1\r\n" + _HOST + b"Connection: close\r\n"
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+    with serving(settings) as port:
+        assert exchange(port, get + admin + chunked + b"\r\n").startswith(b"HTTP/1.1 200")
+        got = exchange(port, get + chunked + admin + b"\r\n")
+    assert got.startswith(b"HTTP/1.1 401"), got
+
+
 @pytest.mark.parametrize("after", [b"GARBAGE\r\n\r\n", _GET + b"\r\n"])
 def test_what_follows_a_request_is_not_taken_for_it(settings: Settings, after: bytes) -> None:
     """Nor is what is said about it taken for the answer to the request before it."""

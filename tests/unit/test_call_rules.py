@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.api.client_checks import check_new_task, check_of
 from orchestrator.api.redacting import parts_of
-from orchestrator.domain.code.history import RunStarted, SignalReceived
+from orchestrator.domain.code.history import RunStarted, SignalReceived, UpdateRequested
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.tasks.starts import CodeTarget
@@ -97,7 +97,7 @@ def test_a_client_cannot_send_a_number_out_of_range_as_an_option() -> None:
                 pytest.fail(f"option {name} takes {number}")
 
 
-BROUGHT = {NewTask, Definition, Flow, RunStarted, SignalReceived, CodeTarget}
+BROUGHT = {NewTask, Definition, Flow, RunStarted, SignalReceived, UpdateRequested, CodeTarget}
 
 
 @pytest.mark.parametrize("one", CALLS, ids=lambda one: f"{one.part} {one.name}")

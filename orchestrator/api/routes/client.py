@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.api.bodies import MAX_BODY, MAX_SMALL_REQUEST, ONE_VALUE
-from orchestrator.api.client_checks import argument_checks, check_new_task, restrict, visible_part
+from orchestrator.api.client_checks import argument_checks, check_message_id, check_new_task, restrict, visible_part
 from orchestrator.api.context import MAX_INT, Api, Asked, Done
 from orchestrator.api.endpoints import Endpoint, Routes, max_body
 from orchestrator.api.key_scope import BACKFILL, QUEUE, RUN, TASK, WHOLE, WITHIN, WORKFLOW, subject
@@ -100,6 +100,7 @@ def _checked_call(call: Declared) -> Callable[[Api, KeyScope, dict[str, Any]], A
     def call_backend(api: Api, key_scope: KeyScope, arguments: dict[str, Any]) -> Any:
         if key_scope.is_bound:
             restrict(rules, api, key_scope, arguments)
+            check_message_id(api, call, arguments)
         check(api.settings, arguments)
         if Kind.NEW_TASKS in (rules.about or ()):
             api.names.check(task.name for task in (arguments["tasks"] if "tasks" in arguments else [arguments["task"]]))

@@ -184,7 +184,15 @@ class CodeBackend(CodeRequests):
 
     # -- signals, cancels and retries
 
-    def signal(self, run: bytes, name: str, value: bytes, request: bytes | None = None, known: bool = False) -> None:
+    def signal(
+        self,
+        run: bytes,
+        name: str,
+        value: bytes,
+        request: bytes | None = None,
+        known: bool = False,
+        id: str = "",  # noqa: ARG002  # for servers
+    ) -> None:
         if request is not None and (applied := self._find_answer(request)) is not None:
             refuse_other_name("signal", name, decode_value(applied.result or b"\xc0"))
             return
@@ -280,7 +288,14 @@ class CodeBackend(CodeRequests):
         return self._request(run, RequestKind.QUERY, "query", timeout, name=name, value=self._sealed(CALL, payload))
 
     def update(
-        self, run: bytes, name: str, payload: bytes, timeout: float, request: bytes | None = None, answered: bool = True
+        self,
+        run: bytes,
+        name: str,
+        payload: bytes,
+        timeout: float,
+        request: bytes | None = None,
+        answered: bool = True,
+        id: str = "",  # noqa: ARG002  # for servers
     ) -> Steps[bytes]:
         """Send an update to the code. The arguments and the answer are encoded."""
         value = self._sealed(CALL, payload)
@@ -296,7 +311,7 @@ class CodeBackend(CodeRequests):
                 self._send(run, RequestKind.UPDATE, "update", request=request, once=True, name=name, value=value)
         return (yield from self._answer(run, RequestKind.UPDATE, "update", request, timeout, name)) if answered else b""
 
-    def update_answer(self, run: bytes, request: bytes, timeout: float) -> Steps[bytes]:
+    def update_answer(self, run: bytes, request: bytes, timeout: float, id: str = "") -> Steps[bytes]:  # noqa: ARG002
         last, outcome = self._last(run)
         request, _ = self._last_try(run, request)
         if outcome.status in ENDED_RUN_STATES and self._find_update(run, request) is None:
@@ -304,7 +319,7 @@ class CodeBackend(CodeRequests):
             self._open(last, "update")
         return self._answer(run, RequestKind.UPDATE, "update", request, timeout, "")
 
-    def update_stage(self, run: bytes, request: bytes) -> str:
+    def update_stage(self, run: bytes, request: bytes, id: str = "") -> str:  # noqa: ARG002
         last, outcome = self._last(run)
         request, found = self._last_try(run, request)
         answer = self._find_update(run, request)

@@ -51,10 +51,12 @@ class CodeCalls(Protocol):
         value: Annotated[bytes, encoded_value("Signal {name!r}")],
         request: Id | None = None,
         known: bool = False,
+        id: str = "",
     ) -> None:
         """Send a signal to the newest run of a chain. With a request id, repeated calls send it only once.
 
         Refuse a signal for which the workers announce no handler, unless the sender's own code has one (`known`).
+        The request id is made from the run and the sender's `id`, which proves to a server that it belongs to the run.
         """
 
     @call(Scope.OPERATE, about={Kind.WORKFLOW: "workflow"}, body=Body.VALUES)
@@ -81,16 +83,23 @@ class CodeCalls(Protocol):
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
     def update(
-        self, run: Id, name: str, payload: Question, timeout: Timeout, request: Id | None = None, answered: bool = True
+        self,
+        run: Id,
+        name: str,
+        payload: Question,
+        timeout: Timeout,
+        request: Id | None = None,
+        answered: bool = True,
+        id: str = "",
     ) -> Steps[bytes]:
         """Send an update to the code of a run. With a request id, only once. With `answered`, wait for the answer."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True, repeatable=True)
-    def update_answer(self, run: Id, request: Id, timeout: Timeout) -> Steps[bytes]:
+    def update_answer(self, run: Id, request: Id, timeout: Timeout, id: str = "") -> Steps[bytes]:
         """Wait for the answer to an update."""
 
     @call(about={Kind.RUN: "run"})
-    def update_stage(self, run: Id, request: Id) -> str:
+    def update_stage(self, run: Id, request: Id, id: str = "") -> str:
         """Return the stage of an update: sent, accepted, completed, or how its run ended without an answer."""
 
     @call(about={Kind.RUN: "run"})

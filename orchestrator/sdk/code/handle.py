@@ -164,7 +164,8 @@ class WorkflowHandle(Generic[R, W_co]):
         name, value = signal_value(signal, args, kwargs, self._client.settings.largest_value, self._signature)
         data = encode_value(value, f"Signal {name!r}", self._client.settings.largest_value)
         request = None if self._message_id is None else _request_of(self._client, self._run, "signal", self._message_id)
-        self._client.backend.code.signal(self._run, name, data, request, known=self._signature is not None)
+        known, id = self._signature is not None, self._message_id or ""
+        self._client.backend.code.signal(self._run, name, data, request, known=known, id=id)
 
     @blocking
     def resolve(self, promise: str, value: Any = None) -> Steps[None]:
@@ -241,7 +242,7 @@ class WorkflowHandle(Generic[R, W_co]):
         arguments = {key: value for key, value in kwargs.items() if key != "timeout"}
         run, payload = self._encode_request("update", name, args, arguments, self._timeout)
         request = _request_of(self._client, self._run, "update", id)
-        yield from self._client.backend.code.update(run, name, payload, self._timeout, request, answered=False)
+        yield from self._client.backend.code.update(run, name, payload, self._timeout, request, answered=False, id=id)
         return UpdateHandle(self._client, self._run, id, update)
 
     def _encode_request(
@@ -378,7 +379,7 @@ class UpdateHandle(Generic[R]):
         refuse_inside_task("a workflow")
         check_timeout(timeout)
         request = _request_of(self._client, self._run, "update", self.id)
-        found = self._client.backend.code.update_answer(self._run, request, timeout)
+        found = self._client.backend.code.update_answer(self._run, request, timeout, id=self.id)
         value: R = answer_of(self._update, (yield from with_legible_errors(found)))
         return value
 
@@ -388,7 +389,7 @@ class UpdateHandle(Generic[R]):
         If the run ended without an answer, return `run terminated`, `run failed` and so on.
         """
         request = _request_of(self._client, self._run, "update", self.id)
-        return self._client.backend.code.update_stage(self._run, request)
+        return self._client.backend.code.update_stage(self._run, request, id=self.id)
 
     aresult = async_variant(result)
     astage = async_variant(stage)

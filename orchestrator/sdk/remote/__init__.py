@@ -17,7 +17,15 @@ from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.sealed import reveal_event
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.errors import ConfigurationError, NotFound, OrchestratorError, Unavailable, Uncertain, UnknownHandler
+from orchestrator.errors import (
+    ConfigurationError,
+    Forbidden,
+    NotFound,
+    OrchestratorError,
+    Unavailable,
+    Uncertain,
+    UnknownHandler,
+)
 from orchestrator.payloads.keeping import forget, register
 from orchestrator.payloads.objects import Reader, assembled
 from orchestrator.references import Reference
@@ -187,14 +195,54 @@ class RemoteCode(_Code, _Part):  # type: ignore[misc]
                 return None
             yield Pause(_POLL_INTERVAL)  # not decided yet
 
-    def signal(self, run: bytes, name: str, value: bytes, request: bytes | None = None, known: bool = False) -> None:
-        """Send a signal. Send the field `known` only on UnknownHandler: older servers do not accept the field."""
+    def signal(
+        self,
+        run: bytes,
+        name: str,
+        value: bytes,
+        request: bytes | None = None,
+        known: bool = False,
+        id: str = "",
+    ) -> None:
+        """Send a signal. Send `known` and `id` only when the server needs them: older servers reject these fields."""
+        fields: dict[str, Any] = {}
+        while True:
+            try:
+                super().signal(run, name, value, request, **fields)
+            except UnknownHandler:
+                if not known or "known" in fields:
+                    raise
+                fields["known"] = True
+            except Forbidden:
+                if not id or "id" in fields:
+                    raise
+                fields["id"] = id
+            else:
+                return
+
+    def update(
+        self,
+        run: bytes,
+        name: str,
+        payload: bytes,
+        timeout: float,
+        request: bytes | None = None,
+        answered: bool = True,
+        id: str = "",
+    ) -> Steps[bytes]:
+        return _with_id(partial(super().update, run, name, payload, timeout, request, answered), id)
+
+    def update_answer(self, run: bytes, request: bytes, timeout: float, id: str = "") -> Steps[bytes]:
+        return _with_id(partial(super().update_answer, run, request, timeout), id)
+
+    def update_stage(self, run: bytes, request: bytes, id: str = "") -> str:
         try:
-            super().signal(run, name, value, request)
-        except UnknownHandler:
-            if not known:
+            stage: str = super().update_stage(run, request)
+        except Forbidden:
+            if not id:
                 raise
-            super().signal(run, name, value, request, known=True)
+            stage = super().update_stage(run, request, id=id)
+        return stage
 
     def known(self, workflow: str, runs: list[bytes]) -> list[bytes]:
         """Return those of the runs that belong to a workflow; all of them if an older server cannot tell."""
@@ -227,6 +275,16 @@ class RemoteCode(_Code, _Part):  # type: ignore[misc]
         except (Unavailable, Uncertain):
             return None
         return reached
+
+
+def _with_id(ask: Callable[..., Steps[bytes]], id: str) -> Steps[bytes]:
+    """Make a call, without the sender's id at first: servers of earlier releases reject the field."""
+    try:
+        return (yield from ask())
+    except Forbidden:
+        if not id:
+            raise
+    return (yield from ask(id=id))
 
 
 class RemotePayloads:

@@ -97,4 +97,4 @@ def described_value(value: Any) -> str:
     """Return the placeholder of a nested sealed value."""
     if isinstance(value, msgspec.msgpack.Ext) and value.code == CODE:
         return described(bytes(value.data))
-    raise NotImplementedError
+    raise TypeError(f"Values of type {type(value).__name__} are not data.")
