@@ -369,12 +369,13 @@ def test_a_client_cannot_take_the_unique_key_of_another_task(house: House, kind:
 def test_a_bound_key_sends_only_request_ids_of_messages_to_the_run(house: House, call: str) -> None:
     run, others = house.runs["mail"].bytes, house.runs["bank"].bytes
     kind = "signal" if call == "signal" else "update"
-    arguments: dict[str, Any] = {"run": data(run)} | {
+    more: dict[str, dict[str, Any]] = {
         "signal": {"name": "go", "value": data(b"\xc0")},
         "update": {"name": "add", "payload": data(encode_call("a", [], {}, 1_000)), "timeout": 0.1},
         "update_answer": {"timeout": 0.1},
         "update_stage": {},
-    }[call]
+    }
+    arguments = {"run": data(run)} | more[call]
     for request, id in (
         (request_id(others, kind, "payment-7"), "payment-7"),
         (request_id(others, kind, "payment-7"), ""),
