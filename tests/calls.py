@@ -1,4 +1,4 @@
-"""Cost of a function in calls, independent of the load of the machine."""
+"""The cost of a function in calls, which does not depend on machine load."""
 
 from __future__ import annotations
 

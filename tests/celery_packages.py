@@ -1,4 +1,4 @@
-"""Celery for tests. Installed outside the environment, because its pinned packages conflict with newer ones there."""
+"""Celery for tests, installed outside the environment: its pinned packages conflict with the newer ones in it."""
 
 from __future__ import annotations
 

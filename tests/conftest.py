@@ -79,7 +79,7 @@ def services() -> Iterator[EmbeddedServices]:
         database.upgrade(running.database_url)
         with administering(running) as cursor:
             cursor.execute("ALTER DATABASE orchestrator ALLOW_CONNECTIONS false")  # the template of all test databases
-            cursor.execute("ALTER SYSTEM SET fsync = off")  # tests kill Postgres processes, never the machine
+            cursor.execute("ALTER SYSTEM SET fsync = off")  # tests kill Postgres processes, but never the machine
             cursor.execute("ALTER SYSTEM SET full_page_writes = off")
             cursor.execute("SELECT pg_reload_conf()")
         yield running

@@ -21,7 +21,10 @@ def administering(services: EmbeddedServices) -> Iterator[psycopg2.extensions.cu
 
 @contextmanager
 def new_database(services: EmbeddedServices, kind: str, template: str = "template1") -> Iterator[str]:
-    """Create a database as a copy of `template` and yield its URL; drop it afterwards. `orchestrator` has tables."""
+    """Create a database as a copy of `template` and yield its URL; drop it afterwards.
+
+    Template `orchestrator` has tables.
+    """
     name = f"{kind}_{uuid.uuid4().hex}"
     with administering(services) as cursor:
         # Copying files is five times faster than copying pages through the write-ahead log.

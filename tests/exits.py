@@ -15,13 +15,13 @@ _process = os.getpid()
 _failed: list[str] = []
 
 
-def _end_thread(status: int) -> None:
+def _record_exit(status: int) -> None:
     if os.getpid() != _process or threading.current_thread() is threading.main_thread():
         _exit(status)
     _failed.append(f"Thread {threading.current_thread().name}:\n{traceback.format_exc()}")
 
 
-os._exit = _end_thread  # type: ignore[assignment]
+os._exit = _record_exit  # type: ignore[assignment]
 
 
 def check() -> None:

@@ -117,7 +117,7 @@ class Forking:
         stdout: int | IO[Any] = subprocess.DEVNULL,
         stderr: int | IO[Any] = subprocess.DEVNULL,
     ) -> Program:
-        """Run Python with these arguments in a new session. Fork unless options or variables need a new one."""
+        """Run Python with these arguments in a new session. Fork unless options or variables need a new process."""
         variables = os.environ if environment is None else environment
         changed = {name for name, value in variables.items() if os.environ.get(name) != value} - {"PYTHONUNBUFFERED"}
         if any(name.startswith(_UNFORKABLE_VARIABLES) for name in changed) or _UNFORKABLE_OPTIONS & set(arguments):

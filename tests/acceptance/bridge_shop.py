@@ -1,6 +1,6 @@
 """A Celery program and the orchestrator that takes over its tasks, for tests of the bridge."""
 
-# ruff: noqa: E402  # ruff: noqa: E402  # Celery is importable only after `require_celery`
+# ruff: noqa: E402  # Celery is importable only after `require_celery`
 
 from __future__ import annotations
 

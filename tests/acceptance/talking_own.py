@@ -14,4 +14,4 @@ logging.config.dictConfig(
     }
 )
 
-from talking import app as app  # noqa: E402  # noqa: E402  # `dictConfig` disables loggers that exist before
+from talking import app as app  # noqa: E402  # `dictConfig` disables loggers that exist before

@@ -23,7 +23,7 @@ from tests.forking import FORKING
 from tests.waiting import eventually
 
 ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
-"""Of nothing."""
+"""An id of no task or run."""
 DAG = {
     "name": "api_nightly",
     "params": {"start": {"default": 1}},
@@ -77,7 +77,7 @@ def test_many_tasks_are_enqueued_together_and_listed_page_by_page(http: httpx.Cl
     assert sorted(found) == sorted(ids)
 
 
-def test_a_workflow_is_applied_started_and_followed_at_the_root(http: httpx.Client) -> None:
+def test_a_workflow_runs_over_routes_without_the_api_prefix(http: httpx.Client) -> None:
     applied = http.post("/workflows", json=DAG)
     digest = applied.json()["hash"]
     assert applied.json() == {"name": "api_nightly", "version": 1, "new": True, "hash": digest}
@@ -116,7 +116,7 @@ def test_queues_are_paused_limited_and_purged(http: httpx.Client) -> None:
     assert http.post("/api/v1/queues/slow/resume").json() == {"done": "resumed"}
 
 
-def test_failed_tasks_are_counted_and_opened_again(http: httpx.Client) -> None:
+def test_failed_tasks_are_counted_and_retried_in_bulk(http: httpx.Client) -> None:
     task = http.post("/api/v1/tasks", json={"name": "project.broken", "args": ["gone for good"]}).json()["id"]
     assert ended(http, f"/api/v1/tasks/{task}", "task")["error"]["kind"] == "LookupError"
     looked = http.post("/api/v1/tasks/retry", json={"error": "gone for good", "dry_run": True}).json()
@@ -129,7 +129,7 @@ def test_failed_tasks_are_counted_and_opened_again(http: httpx.Client) -> None:
     assert http.post("/api/v1/tasks/retry", json={}).status_code == 422
 
 
-def test_what_does_not_fit_is_named(http: httpx.Client) -> None:
+def test_invalid_requests_get_problem_details(http: httpx.Client) -> None:
     def problem(method: str, path: str, status: int, **options: Any) -> dict[str, Any]:
         answer = http.request(method, path, **options)
         assert answer.status_code == status, answer.text
@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_named(http: httpx.Client) -> None:
     problem("GET", "/nowhere", 404)
 
 
-def test_one_question_finds_by_id_name_tag_and_error(http: httpx.Client) -> None:
+def test_search_finds_ids_names_tags_and_errors(http: httpx.Client) -> None:
     task = http.post("/api/v1/tasks", json={"name": "project.broken", "args": ["rare words"]}).json()["id"]
     ended(http, f"/api/v1/tasks/{task}", "task")
     http.post("/workflows", json={"name": "api_found", "tasks": {"one": {"task": "project.noop"}}}).raise_for_status()
@@ -174,7 +174,7 @@ def test_one_question_finds_by_id_name_tag_and_error(http: httpx.Client) -> None
     assert http.get("/api/v1/search").status_code == 422
 
 
-def test_what_was_set_aside_is_shown_and_cleared(http: httpx.Client, served: tuple[Stack, str]) -> None:
+def test_quarantined_messages_are_listed_and_deleted(http: httpx.Client, served: tuple[Stack, str]) -> None:
     stack, _ = served
     stack.redis.xadd(Keys().quarantine, {"entry": "events/1-0", "body": b"\xff\x00", "size": 2, "error": "no sense"})
     listed = http.get("/api/v1/quarantine").json()["messages"]
@@ -187,7 +187,7 @@ def test_what_was_set_aside_is_shown_and_cleared(http: httpx.Client, served: tup
     assert http.get("/api/v1/quarantine").json() == {"messages": []}
 
 
-def test_the_document_describes_every_route(http: httpx.Client) -> None:
+def test_the_openapi_document_health_and_status_routes_answer(http: httpx.Client) -> None:
     document = http.get("/openapi.json").json()
     assert document["openapi"] == "3.1.0"
     assert len(document["paths"]) > 50
@@ -199,7 +199,7 @@ def test_the_document_describes_every_route(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_who_is_asked_to_end_ends_in_good_order(served: tuple[Stack, str], number: signal.Signals) -> None:
+def test_the_api_stops_gracefully_on_sigterm_and_sigint(served: tuple[Stack, str], number: signal.Signals) -> None:
     stack, _ = served
     address = stack.api()
     process = stack.processes[-1]
@@ -208,7 +208,7 @@ def test_who_is_asked_to_end_ends_in_good_order(served: tuple[Stack, str], numbe
     assert process.wait() == 0
 
 
-def test_the_program_of_the_guide_runs(served: tuple[Stack, str], tmp_path: Path) -> None:
+def test_the_program_of_the_guide_prints_the_shown_output(served: tuple[Stack, str], tmp_path: Path) -> None:
     stack, address = served
     guide = pages.REPOSITORY / "docs" / "http-api.md"
     program = pages.files_in(guide)["use.py"].replace("app.resize", "project.resized")
@@ -219,7 +219,7 @@ def test_the_program_of_the_guide_runs(served: tuple[Stack, str], tmp_path: Path
     assert done.stdout.splitlines() == shown, done.stderr
 
 
-def test_the_program_of_the_guide_runs_from_another_machine(served: tuple[Stack, str], tmp_path: Path) -> None:
+def test_the_program_of_the_guide_needs_only_the_api_elsewhere(served: tuple[Stack, str], tmp_path: Path) -> None:
     stack, address = served
     guide = pages.REPOSITORY / "docs" / "http-api.md"
     program = pages.files_in(guide)["elsewhere.py"].replace(
@@ -240,7 +240,7 @@ def test_the_program_of_the_guide_runs_from_another_machine(served: tuple[Stack,
     assert done.stdout.splitlines() == shown, done.stderr
 
 
-def test_a_wait_survives_the_death_of_the_api(served: tuple[Stack, str]) -> None:
+def test_a_client_waiting_for_a_result_survives_an_api_restart(served: tuple[Stack, str]) -> None:
     stack, _ = served
     port = int(stack.api().rpartition(":")[2])
     settings = replace(stack.settings, database_url="", redis_url="", api_url=f"http://127.0.0.1:{port}")

@@ -1,4 +1,4 @@
-"""Many clients that enqueue over HTTP at the same time: they share commits, and hold no threads of the server."""
+"""Many clients enqueue over HTTP at the same time: they share commits, and hold no threads of the server."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ async def enqueue(client: httpx.AsyncClient, key: str | None = None, **given: An
 
 
 @asynccontextmanager
-async def nothing_stored(stack: Stack) -> AsyncIterator[None]:
-    """Let every insert wait while the block lasts."""
+async def blocked_inserts(stack: Stack) -> AsyncIterator[None]:
+    """Block all inserts of tasks within the block."""
     with stack.engine.connect() as connection:
         connection.execute(text("BEGIN; LOCK TABLE orchestrator.tasks IN SHARE MODE"))
         yield
         connection.execute(text("COMMIT"))
 
 
-def test_those_who_wait_for_a_commit_hold_no_thread_and_share_the_next(served: tuple[Stack, str]) -> None:
+def test_waiting_enqueues_hold_no_thread_and_share_commits(served: tuple[Stack, str]) -> None:
     stack, url = served
 
     async def main() -> list[httpx.Response]:
         async with clients(url) as client:
-            async with nothing_stored(stack):
+            async with blocked_inserts(stack):
                 waiting = [asyncio.create_task(enqueue(client)) for _ in range(100)]
                 while stack.scalar(_WAITING) == 0:
                     await asyncio.sleep(0.01)
-                for _ in range(20):  # more than there are threads
+                for _ in range(20):  # more requests than threads
                     (await asyncio.wait_for(client.get("/api/v1/queues"), 30)).raise_for_status()
                 assert not any(one.done() for one in waiting)
             return [await one for one in waiting]
@@ -75,13 +75,13 @@ SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%/* enqueue.%' AND wait_
 """
 
 
-def test_a_refused_request_hurts_no_other(served: tuple[Stack, str]) -> None:
+def test_a_rejected_request_does_not_affect_concurrent_requests(served: tuple[Stack, str]) -> None:
     stack, url = served
 
     async def main() -> tuple[str, list[httpx.Response]]:
         async with clients(url) as client:
             first = await enqueue(client, "a key")
-            async with nothing_stored(stack):
+            async with blocked_inserts(stack):
                 waiting = [
                     asyncio.create_task(
                         enqueue(client, "a key", args=[number, 2])
@@ -99,7 +99,7 @@ def test_a_refused_request_hurts_no_other(served: tuple[Stack, str]) -> None:
     assert answers[1].json()["id"] == first == answers[3].json()["task_id"]
 
 
-def test_the_same_key_at_the_same_time_enqueues_once(served: tuple[Stack, str]) -> None:
+def test_concurrent_enqueues_with_one_key_create_one_task(served: tuple[Stack, str]) -> None:
     stack, url = served
 
     async def main() -> list[httpx.Response]:

@@ -1,4 +1,4 @@
-"""The whole OpenAPI document, tried by Schemathesis on a stack with data: nothing that a client sends makes a 5xx."""
+"""Schemathesis tries the whole OpenAPI document on a stack with data: no request causes a server error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEFINITION = {
 
 
 def fill(client: httpx.Client) -> None:
-    """Make some of everything that there are routes for."""
+    """Create tasks, a workflow and a run, as data for the routes."""
     for call in (
         {"name": "project.add", "args": [1, 2]},
         {"name": "project.broken", "args": ["so"]},
@@ -51,7 +51,7 @@ def fill(client: httpx.Client) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("phases", ["examples,coverage", "fuzzing,stateful"])
 @pytest.mark.long
-def test_nothing_that_a_client_sends_makes_a_server_error(
+def test_no_request_causes_a_server_error(
     database_url: str, redis_url: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, phases: str
 ) -> None:
     import project
@@ -63,14 +63,14 @@ def test_nothing_that_a_client_sends_makes_a_server_error(
         with httpx.Client(base_url=address, timeout=30) as client:
             fill(client)
         project.approval.start(600.0)
-        (tmp_path / "schemathesis.toml").write_text('[parameters]\n"query.wait" = 0.1\n')  # not a minute for each
+        (tmp_path / "schemathesis.toml").write_text('[parameters]\n"query.wait" = 0.1\n')  # instead of up to a minute
         done = subprocess.run(
             [
                 str(Path(sys.executable).parent / "schemathesis"),
                 *("run", f"{address}/openapi.json", "--checks", ",".join(CHECKS), "--seed", "1", "--no-color"),
                 *("--phases", phases, "--max-examples", "4", "--request-timeout", "60"),
                 *("--suppress-health-check", "all", "--warnings", "off"),
-                # what waits by design: streams, updates that code may answer later, and who asks for work
+                # routes that wait by design: streams, updates that code may answer later, polling for work
                 *("--exclude-path-regex", r"(}|/status|/logs)/events$|/updates/|^/queue/poll$"),
             ],
             cwd=tmp_path,

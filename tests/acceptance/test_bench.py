@@ -1,4 +1,4 @@
-"""The benchmark runs, and says what it measured."""
+"""The benchmark runs, and prints its measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def bench(folder: Path, *options: str) -> tuple[Any, str]:
-    """Return what is found and what is printed."""
+    """Return the benchmark's results and its output."""
     found = folder / "found.json"
     done = subprocess.run(
         [sys.executable, "-m", "tests.benchmarks.bench", "--quick", *options, "--json", str(found)],
@@ -36,7 +36,7 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("axis", ["pending", "finished", "unserved", "queues", "schedules", "histories"])
-def test_what_a_task_reads_and_writes_does_not_grow(tmp_path: Path, axis: str) -> None:
+def test_io_per_task_does_not_grow_with_the_amount_of_data(tmp_path: Path, axis: str) -> None:
     found, _ = bench(tmp_path, "--growth", axis)
     small, large = found["growth"][axis].values()
     for counted in ("pages", "wal"):

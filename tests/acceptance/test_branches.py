@@ -1,4 +1,4 @@
-"""The example of a flow whose nodes are services: both branches, over HTTP, with real services."""
+"""The example flow whose nodes are services takes both branches, over HTTP, with real services."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`orchestrator bridge celery`, with a real producer and a real worker of Celery."""
 
-# ruff: noqa: E402  # Celery is not there before `require_celery`
+# ruff: noqa: E402  # Celery is importable only after `require_celery`
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def running(shop: Shop) -> Shop:
     return shop
 
 
-def test_old_producers_get_the_results_of_our_tasks(running: Shop) -> None:
+def test_celery_producers_get_the_results_of_bridged_tasks(running: Shop) -> None:
     running.bridge()
     when = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
@@ -52,7 +52,7 @@ def test_old_producers_get_the_results_of_our_tasks(running: Shop) -> None:
     eventually(lambda: not running.left(), "nothing is left on the way")
 
 
-def test_chains_callbacks_and_chords_go_on(running: Shop) -> None:
+def test_chains_callbacks_and_chords_continue_through_the_bridge(running: Shop) -> None:
     running.bridge()
     add, total, note = (running.celery.signature(f"shop.{name}") for name in ("add", "total", "note"))
 
@@ -68,7 +68,7 @@ def test_chains_callbacks_and_chords_go_on(running: Shop) -> None:
 
 
 @pytest.mark.parametrize("moment", ["Redis is away", "another bridge died"])
-def test_the_body_of_a_chord_is_sent_although_that_was_interrupted(
+def test_a_chord_body_is_sent_after_an_interruption(
     running: Shop, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     add, total = running.celery.signature("shop.add"), running.celery.signature("shop.total")
@@ -100,7 +100,7 @@ def test_the_body_of_a_chord_is_sent_although_that_was_interrupted(
     eventually(lambda: not running.left(), "nothing is left on the way")
 
 
-def test_tasks_that_have_changed_their_import_find_celerys_id_and_retries(shop: Shop) -> None:
+def test_tasks_with_changed_imports_see_celerys_id_and_retries(shop: Shop) -> None:
     shop.app = "bridged_import:app"
     shop.stack.scheduler()
     shop.stack.worker("--app", shop.app)
@@ -116,7 +116,7 @@ def test_tasks_that_have_changed_their_import_find_celerys_id_and_retries(shop: 
     assert shop.send("kinds", *values).get(timeout=WAIT) == [names, *values]
 
 
-def test_a_message_says_how_its_task_runs(shop: Shop) -> None:
+def test_message_options_become_task_options(shop: Shop) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     shop.send("note", "urgent")
     shop.send("note", "minor", priority=9)
@@ -138,7 +138,7 @@ def test_a_message_says_how_its_task_runs(shop: Shop) -> None:
     assert minor[0] == max(row[0] for row in rows), "lists of higher priority are taken first"
 
 
-def test_what_cannot_become_a_task_is_put_aside_and_given_back(shop: Shop) -> None:
+def test_unusable_messages_are_set_aside_and_returned_unchanged(shop: Shop) -> None:
     shop.send("note", "one")
     shop.send("unheard_of")
     shop.celery.send_task("shop.note", ("pickled",), serializer="pickle")
@@ -169,7 +169,7 @@ def test_what_cannot_become_a_task_is_put_aside_and_given_back(shop: Shop) -> No
     assert shop.stack.sql("SELECT status FROM orchestrator.ended_tasks") == [("cancelled",)] * 2
 
 
-def test_what_has_not_started_goes_back_in_order_and_the_rest_ends_here(running: Shop) -> None:
+def test_unstarted_tasks_return_to_celery_in_order(running: Shop) -> None:
     process = running.bridge()
     started = running.send("note", "started", 3)
     eventually(running.journal, "it runs")
@@ -196,7 +196,7 @@ def test_what_has_not_started_goes_back_in_order_and_the_rest_ends_here(running:
 
 
 @pytest.mark.parametrize("moment", ["after taking", "after enqueueing"])
-def test_a_bridge_that_died_leaves_its_messages_to_the_next(
+def test_messages_of_a_dead_bridge_are_moved_by_the_next_bridge(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     for number in range(5):
@@ -227,7 +227,7 @@ def test_a_bridge_that_died_leaves_its_messages_to_the_next(
         (Transit, "confirm", RedisConnectionError("away")),
     ],
 )
-def test_a_bridge_goes_on_with_what_it_had_taken_when_a_server_went_away(
+def test_a_bridge_keeps_its_messages_during_an_outage(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: Exception
 ) -> None:
     for number in range(5):
@@ -255,7 +255,7 @@ def bridges(shop: Shop) -> list[bytes]:
     return list(found)
 
 
-def test_a_result_is_written_although_no_bridge_ran_when_the_task_ended(running: Shop) -> None:
+def test_a_bridge_writes_the_results_of_tasks_that_ended_before(running: Shop) -> None:
     sent = running.send("add", 2, 3)
     assert running.run("--once").exit_code == 0
     eventually(lambda: running.stack.scalar("SELECT count(*) FROM orchestrator.ended_tasks"), "it has ended")
@@ -265,7 +265,7 @@ def test_a_result_is_written_although_no_bridge_ran_when_the_task_ended(running:
     assert sent.get(timeout=WAIT) == 5
 
 
-def test_a_bridge_that_stops_leaves_its_tasks_to_the_others(running: Shop) -> None:
+def test_another_bridge_writes_the_results_of_a_stopped_bridge(running: Shop) -> None:
     both = [running.bridge(), running.bridge()]
     sent = running.send("note", "slow", 2)
     eventually(running.journal, "it runs")
@@ -275,7 +275,7 @@ def test_a_bridge_that_stops_leaves_its_tasks_to_the_others(running: Shop) -> No
     assert sent.get(timeout=WAIT) == "slow"
 
 
-def test_messages_of_dead_workers_are_taken_when_that_is_asked_for(shop: Shop) -> None:
+def test_messages_of_dead_celery_workers_are_moved_on_request(shop: Shop) -> None:
     shop.send("note", "slow", 60)
     shop.worker()
     eventually(lambda: shop.journal() == ["celery slow"], "a worker of Celery has it")
@@ -288,7 +288,7 @@ def test_messages_of_dead_workers_are_taken_when_that_is_asked_for(shop: Shop) -
     assert shop.stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 1
 
 
-def test_mistakes_are_told(shop: Shop) -> None:
+def test_a_wrong_broker_is_reported_without_its_password(shop: Shop) -> None:
     rabbit = shop.stack.command("bridge", "celery", "--broker", "amqp://old")
     missing = shop.stack.command("bridge", "celery")
     away = shop.stack.command("bridge", "celery", "--broker", "redis://:hunter2@127.0.0.1:1/0")

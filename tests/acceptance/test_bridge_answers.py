@@ -1,6 +1,6 @@
-"""Producers of Celery get through the bridge what a worker of Celery would answer."""
+"""Through the bridge, Celery producers get the answers that a Celery worker would give."""
 
-# ruff: noqa: E402  # Celery is not there before `require_celery`
+# ruff: noqa: E402  # Celery is importable only after `require_celery`
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = CELERY_WARNINGS
 
 @pytest.fixture
 def moved(shop: Shop) -> Shop:
-    """Tasks that have changed their import, with everything that they need."""
+    """A shop whose tasks have changed their import, with a scheduler and a worker."""
     shop.app = "bridged_import:app"
     shop.stack.scheduler()
     shop.stack.worker("--app", shop.app)
@@ -36,7 +36,7 @@ def signature(shop: Shop, name: str, *args: Any, **options: Any) -> Any:
     return shop.celery.signature(f"shop.{name}", args, **options)
 
 
-def test_thirty_queues_are_moved(moved: Shop) -> None:
+def test_one_bridge_serves_thirty_queues(moved: Shop) -> None:
     queues = [f"queue{number}" for number in range(30)]
     bridge = moved.bridge(*(word for queue in queues for word in ("--queue", queue)))
 
@@ -57,7 +57,7 @@ def test_thirty_queues_are_moved(moved: Shop) -> None:
     assert not bridge.logged("service.unavailable")
 
 
-def test_the_body_of_a_chord_is_a_composition(moved: Shop) -> None:
+def test_the_body_of_a_chord_may_be_a_composition(moved: Shop) -> None:
     moved.bridge()
     header = [signature(moved, "add", 1, 1), signature(moved, "add", 2, 2)]
     total, plus = signature(moved, "total"), signature(moved, "add", 1)
@@ -69,7 +69,7 @@ def test_the_body_of_a_chord_is_a_composition(moved: Shop) -> None:
     eventually(lambda: not moved.left(), "nothing is left on the way")
 
 
-def test_a_task_that_is_replaced_has_the_result_of_the_other(moved: Shop) -> None:
+def test_a_replaced_task_has_the_result_of_its_replacement(moved: Shop) -> None:
     moved.bridge()
 
     assert moved.send("factorial", 5).get(timeout=WAIT) == 120
@@ -83,7 +83,7 @@ def has_state(result: Any, state: str) -> bool:
     return bool(result.state == state)
 
 
-def test_a_task_that_is_ignored_keeps_the_state_that_it_has_set(moved: Shop) -> None:
+def test_an_ignored_task_keeps_the_state_that_it_set(moved: Shop) -> None:
     moved.bridge()
 
     for state in ("CUSTOM", "FAILURE"):
@@ -96,7 +96,7 @@ def test_a_task_that_is_ignored_keeps_the_state_that_it_has_set(moved: Shop) -> 
     assert moved.journal() == [], "nothing follows"
 
 
-def test_errbacks_are_called_as_celery_calls_them(moved: Shop) -> None:
+def test_errbacks_get_the_arguments_that_celery_passes(moved: Shop) -> None:
     moved.bridge()
     miss, add, total = signature(moved, "miss"), signature(moved, "add", 1, 1), signature(moved, "total")
 
@@ -113,7 +113,7 @@ def test_errbacks_are_called_as_celery_calls_them(moved: Shop) -> None:
     eventually(lambda: not moved.left(), "nothing is left on the way")
 
 
-def test_a_native_errback_gets_data(shop: Shop) -> None:
+def test_a_native_errback_gets_id_name_and_error(shop: Shop) -> None:
     shop.stack.scheduler()
     shop.stack.worker("--app", shop.app)
     shop.bridge("--task", "shop.old_errback=shop.on_error")
@@ -123,7 +123,7 @@ def test_a_native_errback_gets_data(shop: Shop) -> None:
     assert shop.journal() == [f"ours {failing.id} shop.fail ZeroDivisionError('attempt 1')"]
 
 
-def test_a_call_that_no_task_can_be_made_of_is_answered(moved: Shop) -> None:
+def test_an_invalid_call_is_answered_with_its_error(moved: Shop) -> None:
     moved.bridge()
 
     failing = chain(signature(moved, "add", 1, 2, 3), signature(moved, "add", 1)).apply_async()
@@ -140,7 +140,7 @@ def test_a_call_that_no_task_can_be_made_of_is_answered(moved: Shop) -> None:
     assert unanswered.state == "PENDING"
 
 
-def test_time_limits_have_celerys_errors(moved: Shop) -> None:
+def test_time_limits_raise_celerys_exceptions(moved: Shop) -> None:
     moved.bridge()
 
     with pytest.raises(SoftTimeLimitExceeded):

@@ -1,4 +1,4 @@
-"""Typical programs of Celery, unchanged but for their imports: they print what they print with Celery 5.5 and Redis."""
+"""Typical Celery programs with only their imports changed print the same as with Celery 5.5 and Redis."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ missing: DoesNotExist
 
 @pytest.fixture
 def programs(stack: Stack) -> Stack:
-    """Services whose Redis a program names itself, as its broker."""
+    """Services; a program names the Redis itself, as its broker."""
     stack.environment["REDIS_URL"] = stack.environment.pop("ORCHESTRATOR_REDIS_URL")
     stack.environment["SQLITE"] = str(stack.folder / "db.sqlite3")
     return stack
 
 
 def serve(stack: Stack, app: str, *options: str, folder: Path = PROGRAMS) -> None:
-    """Start what `celery worker` and `celery beat` are."""
+    """Start a scheduler and a worker with Celery's commands."""
     beat = stack._start("scheduler", ["celery", "-A", app, "beat"], folder)
     eventually(lambda: beat.logged("scheduler.ready"), f"scheduler ready, see {beat.log}")
     words = ["celery", "-A", app, "worker", "-c", "2", "-P", "threads", "-l", "INFO", *options]
@@ -61,19 +61,19 @@ def run(stack: Stack, *words: str, folder: Path = PROGRAMS) -> str:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_program_prints_the_same(programs: Stack, name: str) -> None:
+def test_a_program_prints_the_same_as_with_celery(programs: Stack, name: str) -> None:
     serve(programs, name, "-Q", "celery,mail")
     assert run(programs, "-c", f"import {name}; {name}.main()") == EXPECTED[name]
 
 
-def test_a_project_of_django(programs: Stack) -> None:
+def test_a_django_project_prints_the_same_as_with_celery(programs: Stack) -> None:
     project = PROGRAMS / "django_project"
     run(programs, "manage.py", "migrate", "--run-syncdb", folder=project)
     serve(programs, "mysite", folder=project)
     assert run(programs, "place.py", folder=project) == IN_DJANGO
 
 
-def test_the_commands_of_celery(programs: Stack) -> None:
+def test_the_celery_commands_work(programs: Stack) -> None:
     serve(programs, "signalled", "-P", "prefork", "-Q", "celery,mail", "-n", "w1@%h", "--max-tasks-per-child", "100")
 
     def celery(*words: str) -> str:

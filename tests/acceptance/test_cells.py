@@ -1,4 +1,4 @@
-"""Two whole deployments of the program in docs/scaling.md: the loss of one's Postgres stops only its own work."""
+"""Two deployments of the program in docs/scaling.md: losing the Postgres of one stops only its own work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class World(NamedTuple):
     europe: Stack
     america: Stack
     postgres: EmbeddedPostgres
-    """That of Europe."""
+    """The Postgres of Europe."""
     program: ModuleType
 
 
@@ -56,7 +56,7 @@ def world(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) ->
             stack.worker("--app", "cells:app", folder=folder)
             stacks.append(stack)
         monkeypatch.syspath_prepend(str(folder))
-        sys.modules.pop("cells", None)  # of another test, with other servers
+        sys.modules.pop("cells", None)  # imported by another test, with other servers
         program = importlib.import_module("cells")
         for cell in program.cells.values():
             closing.callback(cell.close)
@@ -64,7 +64,7 @@ def world(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def of(stack: Stack, *handles: Handle[str]) -> int:
-    """Return how many of some tasks a deployment knows."""
+    """Return how many of the tasks a deployment knows."""
     ids = [handle.id for handle in handles]
     found = (
         "SELECT count(*) FROM (SELECT id FROM orchestrator.tasks UNION SELECT id FROM orchestrator.ended_tasks) AS f"
@@ -72,7 +72,7 @@ def of(stack: Stack, *handles: Handle[str]) -> int:
     return int(stack.scalar(f"{found} WHERE id = ANY(CAST(:ids AS uuid[]))", ids=ids))
 
 
-def test_each_call_goes_to_its_cell_and_its_handle_finds_it_there(world: World) -> None:
+def test_each_call_and_its_handle_use_the_same_cell(world: World) -> None:
     cells, bill = world.program.cells, world.program.bill
     here = [bill.via(cells["EU"]).enqueue(f"e{number}") for number in range(5)]
     there = cells["US"].enqueue_many(bill, [(f"a{number}",) for number in range(5)])
@@ -89,13 +89,13 @@ def test_each_call_goes_to_its_cell_and_its_handle_finds_it_there(world: World) 
     assert cells["EU"].handle(passed_on).result(timeout=60) == "billed from afar"
 
 
-def test_the_loss_of_a_cell_stops_only_its_own_work(world: World) -> None:
+def test_losing_one_cell_stops_only_its_own_work(world: World) -> None:
     cells, bill = world.program.cells, world.program.bill
     assert bill.via(cells["EU"]).enqueue("before").result(timeout=60) == "billed before"
     delayed = [bill.options(delay=2).via(cells["EU"]).enqueue(f"d{number}") for number in range(10)]
     os.kill(world.postgres.pid, signal.SIGKILL)
     world.postgres.kill()
-    with pytest.raises((Unavailable, Uncertain)):  # the latter over a connection that was open
+    with pytest.raises((Unavailable, Uncertain)):  # `Uncertain` over an open connection
         bill.via(cells["EU"]).enqueue("refused")
     there = [bill.via(cells["US"]).enqueue(f"a{number}") for number in range(50)]
     assert [handle.result(timeout=30) for handle in there] == [f"billed a{number}" for number in range(50)]

@@ -18,7 +18,7 @@ from tests.acceptance.test_pull_clients import conformance
 
 CLIENTS = Path(__file__).parents[2] / "clients"
 Programs = tuple[list[str], list[str]]
-"""The commands of the program that uses a client, and of its worker for the suite."""
+"""Two commands: a program that uses the client, and the client's worker for the conformance suite."""
 
 
 def built_with_typescript(folder: Path) -> Programs:
@@ -64,14 +64,14 @@ def test_a_client_enqueues_starts_and_waits(programs: Programs, stack: Stack) ->
 
 @pytest.mark.long
 @pytest.mark.timeout(1_000)
-def test_its_worker_conforms(programs: Programs) -> None:
+def test_the_worker_of_a_client_passes_the_conformance_suite(programs: Programs) -> None:
     done = conformance(programs[1])
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ok   ") == len(CHECKS)
 
 
 @pytest.mark.parametrize(("language", "files"), [("typescript", "src/*.ts"), ("go", "*.go")])
-def test_a_client_is_small_and_depends_on_nothing(language: str, files: str) -> None:
+def test_a_client_is_small_and_has_no_dependencies(language: str, files: str) -> None:
     lines = [line for file in (CLIENTS / language).glob(files) for line in file.read_text().splitlines()]
     assert 0 < len(lines) < 600
     imports = re.findall(

@@ -20,7 +20,7 @@ def settings() -> dict[str, float]:
     return {"worker_ttl": 3.0, "lease": 3.0}
 
 
-def test_the_scheduler_and_a_worker_die_in_a_parallel_section(stack: Stack, tmp_path: Path) -> None:
+def test_a_parallel_section_survives_the_death_of_scheduler_and_worker(stack: Stack, tmp_path: Path) -> None:
     path, go = tmp_path / "log", tmp_path / "go"
     scheduler = stack.scheduler()
     victim = stack.worker()
@@ -42,10 +42,8 @@ def test_the_scheduler_and_a_worker_die_in_a_parallel_section(stack: Stack, tmp_
 
 
 @pytest.mark.long
-def test_fifty_megabytes_are_replayed_by_a_process_of_their_own_and_by_another_worker(
-    stack: Stack, tmp_path: Path
-) -> None:
-    """The code kills its process; alone, it learns everything again; and so it does when all that is killed, too."""
+def test_a_history_of_fifty_megabytes_is_replayed_after_crashes(stack: Stack, tmp_path: Path) -> None:
+    """The code kills its process, is replayed in a process of its own, and again after its worker was killed."""
     stack.scheduler()
     victim = stack.worker()
     handle = project.collect.start(50, str(tmp_path / "died"))
@@ -59,7 +57,7 @@ def test_fifty_megabytes_are_replayed_by_a_process_of_their_own_and_by_another_w
     assert handle.result(90) == 50 * 990_000
 
 
-def test_runs_are_reset_exactly_once_although_schedulers_and_workers_die(stack: Stack) -> None:
+def test_runs_are_reset_once_while_schedulers_and_workers_die(stack: Stack) -> None:
     scheduler, worker = stack.scheduler(), stack.worker(processes=2)
     old = [project.steps.start(6) for _ in range(30)]
     assert {handle.result(60) for handle in old} == {6}

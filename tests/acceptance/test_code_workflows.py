@@ -20,22 +20,22 @@ from tests.acceptance.stack import HERE, Stack
 from tests.acceptance.ways import both_ways  # noqa: F401
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.long_for("http")  # of which test_enqueue_to_result.py asks in each build
+pytestmark = pytest.mark.long_for("http")  # test_enqueue_to_result.py covers HTTP in each build
 
 
-def test_from_start_to_result(running: Stack) -> None:
+def test_a_workflow_runs_from_start_to_result(running: Stack) -> None:
     handle = project.both.start(1, 2)
     assert handle.result(60) == [2, 3]
     assert handle.status() == "success"
 
 
-def test_a_hundred_steps_in_sequence(running: Stack) -> None:
+def test_a_hundred_steps_run_in_sequence(running: Stack) -> None:
     assert project.steps.start(3).result(60) == 3
     assert project.steps.start(100).result(60) == 100, "at less than 0.6 s a step, which it takes nowhere"
 
 
 @pytest.mark.long
-def test_a_thousand_workflows_of_ten_steps(running: Stack) -> None:
+def test_a_thousand_workflows_run_ten_steps_each(running: Stack) -> None:
     handles = [project.steps.start(10) for _ in range(1_000)]
     assert [handle.result(120) for handle in handles] == [10] * 1_000
     tasks = running.sql("SELECT run_id, count(*) FROM orchestrator.ended_tasks WHERE run_id <> id GROUP BY run_id")
@@ -44,11 +44,11 @@ def test_a_thousand_workflows_of_ten_steps(running: Stack) -> None:
     assert running.scalar("SELECT count(*) FROM orchestrator.tasks") == 0
 
 
-# -- what a run can be told
+# -- messages to runs
 
 
-def test_nothing_is_lost_that_is_said_to_runs_that_continue_all_the_time(running: Stack) -> None:
-    """Whoever cancels, asks or leaves such a run alone does so at any moment of a turn."""
+def test_cancels_updates_and_timeouts_reach_runs_that_keep_continuing(running: Stack) -> None:
+    """Each call arrives at any moment of a turn."""
     cancelled = [project.restless.start() for _ in range(10)]
     asked = [project.restless.start() for _ in range(10)]
     late = [project.restless.options(timeout=0.5 + 0.1 * number).start() for number in range(10)]
@@ -76,7 +76,7 @@ def test_nothing_is_lost_that_is_said_to_runs_that_continue_all_the_time(running
     )
 
 
-def test_a_promise_is_kept_once(running: Stack) -> None:
+def test_a_promise_is_resolved_only_once(running: Stack) -> None:
     handle = project.approval.start(600.0)
     eventually(lambda: _promises(running, handle), "the promise is open")
     assert handle.query("describe") == "waits for 600 s"
@@ -86,7 +86,7 @@ def test_a_promise_is_kept_once(running: Stack) -> None:
         handle.resolve("approval", "no")
 
 
-def test_signals_queries_and_updates(running: Stack) -> None:
+def test_a_run_answers_signals_queries_and_updates(running: Stack) -> None:
     handle = project.basket.start()
     handle.signal("add", "a pear")
     handle.signal("add", "a fig")
@@ -105,7 +105,7 @@ def test_signals_queries_and_updates(running: Stack) -> None:
         handle.signal("add", "a plum")
 
 
-def test_a_cancelled_run_tidies_up_and_takes_what_is_open_with_it(running: Stack, tmp_path: Path) -> None:
+def test_a_cancelled_run_cleans_up_and_cancels_its_children(running: Stack, tmp_path: Path) -> None:
     path = tmp_path / "log"
     handle = project.tidy.start(str(path))
     children = "SELECT id FROM orchestrator.runs WHERE parent_run = CAST(:id AS uuid)"
@@ -120,13 +120,10 @@ def test_a_cancelled_run_tidies_up_and_takes_what_is_open_with_it(running: Stack
     assert counters == (3, 0)
 
 
-# -- ids of one's own
-
-
 # -- from the command line
 
 
-def test_from_the_command_line(running: Stack) -> None:
+def test_a_run_is_controlled_from_the_command_line(running: Stack) -> None:
     run = _with_app(running, "runs", "start", "project.basket").strip()
     running.output_of("runs", "signal", run, "add", "a pear")
     assert eventually(lambda: "pear" in running.output_of("runs", "query", run, "items"), "it is there")
@@ -168,7 +165,7 @@ def test_a_run_is_reset_from_the_command_line(running: Stack) -> None:
     assert [running.scalar(tasks, id=run) for run in (old.id, new.id, told["run"])] == [3, 2, 2]
 
 
-def test_an_open_run_is_reset_and_those_who_wait_are_led_to_the_new_one(running: Stack) -> None:
+def test_waiters_of_a_reset_run_get_the_new_runs_result(running: Stack) -> None:
     old = project.approval.start(600.0)
     eventually(lambda: _promises(running, old), "the promise is open")
     with ThreadPoolExecutor(1) as pool:

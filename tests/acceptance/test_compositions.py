@@ -1,4 +1,4 @@
-"""Compositions whose workers and schedulers die: each callback runs for all that is before it, and once."""
+"""Compositions whose workers and schedulers are killed: each callback runs once, with the results before it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SELECT count(*), count(DISTINCT run_id), count(*) FILTER (WHERE status = 'succes
 
 @pytest.fixture
 def settings() -> dict[str, float]:
-    """Impatient, so that the tests need not be patient."""
+    """Short timeouts, so that the tests take little time."""
     return {"worker_ttl": 2.0, "heartbeat": 0.5, "lease": 2.0}
 
 
@@ -35,7 +35,9 @@ def have_ended(stack: Stack, number: int) -> bool:
 @pytest.mark.parametrize(
     ("count", "kills"), [pytest.param(60, 3, id="some"), pytest.param(1_000, 30, id="many", marks=pytest.mark.long)]
 )
-def test_every_callback_runs_once_whatever_dies(stack: Stack, tmp_path: Path, count: int, kills: int) -> None:
+def test_every_callback_succeeds_once_although_workers_and_leaders_die(
+    stack: Stack, tmp_path: Path, count: int, kills: int
+) -> None:
     for _ in range(2):
         stack.scheduler()
     workers = [stack.worker(processes=2) for _ in range(2)]
@@ -68,7 +70,7 @@ def test_every_callback_runs_once_whatever_dies(stack: Stack, tmp_path: Path, co
 
 
 @pytest.mark.parametrize("on_success", [True, False])
-def test_each_attempt_starts_a_composition_once_or_only_the_one_that_succeeds(
+def test_a_composition_starts_once_per_attempt_or_only_on_success(
     stack: Stack, tmp_path: Path, on_success: bool
 ) -> None:
     stack.scheduler()

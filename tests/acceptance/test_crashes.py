@@ -1,4 +1,4 @@
-"""Tasks that end, copy or stop the process that runs them: they pay for it themselves, and the queue goes on."""
+"""Tasks that end, fork or stop the process that runs them: only these tasks are charged, and the queue goes on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.waiting import eventually
 APP = ("--app", "crashing:app")
 application = crashing.app
 SETTINGS = {"worker_ttl": 4.0, "heartbeat": 0.5, "stop_grace": 30.0, "drain_timeout": 3.0, "loss_limit": 2}
-"""However slow the machine is, code that ends when it is told to is not taken for code that does not."""
+"""The grace period is long: on a slow machine, code that obeys a stop must not count as stuck."""
 
 
 def lines(path: Path) -> list[str]:
@@ -30,13 +30,13 @@ def lines(path: Path) -> list[str]:
 
 
 def starts(path: Path, count: int) -> list[int]:
-    """Wait until tasks have started `count` times; return the processes."""
+    """Wait until tasks have started `count` times; return the process ids."""
     eventually(lambda: len(lines(path)) >= count, f"{count} starts in {path.name}", 60)
     return [int(line) for line in lines(path)]
 
 
 def charges(stack: Stack, *handles: Handle[Any]) -> tuple[int, int]:
-    """Return how many failures and losses these tasks were charged with."""
+    """Return how many failures and losses were charged to these tasks."""
     statement = "SELECT sum(failures), sum(losses) FROM orchestrator.ended_tasks WHERE id = ANY(CAST(:ids AS uuid[]))"
     failures, losses = stack.sql(statement, ids=[handle.id for handle in handles])[0]
     return failures, losses
@@ -46,21 +46,21 @@ def descendants(pid: int) -> set[int]:
     return {process.pid for process in psutil.Process(pid).children(recursive=True)}
 
 
-# -- who pays for a death
+# -- which task is charged with a death
 
 
 @pytest.mark.long
-def test_innocents_in_children_do_not_pay_for_the_death_of_their_worker(life: Stack, tmp_path: Path) -> None:
+def test_tasks_in_child_processes_are_not_charged_for_their_workers_death(life: Stack, tmp_path: Path) -> None:
     worker = life.worker(*APP, "--concurrency", "20")
     started, kills = tmp_path / "started", tmp_path / "kills"
     innocents = crashing.app.enqueue_many(crashing.held, [(str(started), str(tmp_path / "go"))] * 12)
     killers = []
-    for deaths in (1, 2):  # the second finds the innocents in children of the process that it kills
+    for deaths in (1, 2):  # the second kills the process whose children run the innocents
         starts(started, 12 * deaths)
         killers.append(crashing.crashes_where_others_are.enqueue(str(kills), str(started), 12 * deaths))
         starts(started, 12 * (deaths + 1))
     life.worker(*APP, "--concurrency", "20")
-    worker.kill()  # the whole machine
+    worker.kill()  # as if its machine had died
     starts(started, 12 * 4)
     (tmp_path / "go").touch()
     assert len(set(gather(innocents, timeout=60))) == 12, "each in a process of its own"
@@ -74,7 +74,7 @@ def test_innocents_in_children_do_not_pay_for_the_death_of_their_worker(life: St
 
 @pytest.mark.long_for("1", "2", "3", "5", "255")
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 5, 255])
-def test_the_exit_code_of_a_task_means_nothing(life: Stack, tmp_path: Path, code: int) -> None:
+def test_an_exiting_task_counts_as_lost_with_any_exit_code(life: Stack, tmp_path: Path, code: int) -> None:
     worker = life.worker(*APP)
     started, kills = tmp_path / "started", tmp_path / "kills"
     neighbours = [crashing.held.enqueue(str(started), str(tmp_path / "go")) for _ in range(2)]
@@ -94,7 +94,7 @@ def test_the_exit_code_of_a_task_means_nothing(life: Stack, tmp_path: Path, code
     assert worker.is_running()
 
 
-def test_a_process_that_became_another_program_is_ended(life: Stack, tmp_path: Path) -> None:
+def test_a_process_replaced_by_another_program_is_killed(life: Stack, tmp_path: Path) -> None:
     worker = life.worker(*APP)
     handle = crashing.becomes_another_program.enqueue(str(tmp_path / "pids"))
     first = starts(tmp_path / "pids", 1)[0]
@@ -108,7 +108,7 @@ def test_a_process_that_became_another_program_is_ended(life: Stack, tmp_path: P
 # -- time
 
 
-def test_an_attempt_that_timed_out_has_failed_whatever_its_code_returns(life: Stack) -> None:
+def test_a_timed_out_attempt_fails_whatever_its_code_returns(life: Stack) -> None:
     worker = life.worker(*APP)
     handles = [crashing.returns_all_the_same.enqueue(how) for how in ("returns", "raises")]
     handles.append(crashing.returns_all_the_same_async.enqueue())
@@ -121,8 +121,8 @@ def test_an_attempt_that_timed_out_has_failed_whatever_its_code_returns(life: St
     assert not worker.logged("process.replaced")
 
 
-def test_the_time_of_a_task_begins_with_its_code(life: Stack, tmp_path: Path) -> None:
-    """Not with the start of its process, which imports a slow application: isolated, and tried again after a loss."""
+def test_a_timeout_begins_with_the_code_of_the_task(life: Stack, tmp_path: Path) -> None:
+    """The slow import of a new process does not count, neither for an isolated task nor after a loss."""
     module = tmp_path / "slow.py"
     module.write_text(
         "\n".join(
@@ -152,7 +152,7 @@ def test_the_time_of_a_task_begins_with_its_code(life: Stack, tmp_path: Path) ->
     assert charges(life, isolated, again) == (0, 0)
 
 
-def test_a_task_whose_process_cannot_be_started_is_handed_back(life: Stack, tmp_path: Path) -> None:
+def test_a_task_whose_process_cannot_start_is_returned(life: Stack, tmp_path: Path) -> None:
     module = tmp_path / "broken.py"
     lines_of_it = [
         "import os, pathlib, sys",
@@ -177,7 +177,7 @@ def test_a_task_whose_process_cannot_be_started_is_handed_back(life: Stack, tmp_
 # -- forks
 
 
-def test_a_fork_ends_where_the_code_of_its_task_does(life: Stack, tmp_path: Path) -> None:
+def test_a_forked_child_ends_with_the_code_of_its_task(life: Stack, tmp_path: Path) -> None:
     worker = life.worker(*APP, "--concurrency", "4")
     started, forked = tmp_path / "started", tmp_path / "forked"
     neighbours = crashing.app.enqueue_many(crashing.held, [(str(started), str(tmp_path / "go"))] * 2)
@@ -206,7 +206,7 @@ def test_a_fork_ends_where_the_code_of_its_task_does(life: Stack, tmp_path: Path
 # -- the event loop
 
 
-def test_an_event_loop_that_a_task_stops_or_empties_goes_on(life: Stack, tmp_path: Path) -> None:
+def test_an_event_loop_stopped_or_emptied_by_a_task_goes_on(life: Stack, tmp_path: Path) -> None:
     worker = life.worker(*APP)
     neighbours = [crashing.held_async.enqueue(str(tmp_path / "started"), str(tmp_path / "go")) for _ in range(3)]
     process = starts(tmp_path / "started", 3)[0]
@@ -222,8 +222,8 @@ def test_an_event_loop_that_a_task_stops_or_empties_goes_on(life: Stack, tmp_pat
         eventually(partial(worker.logged, words), f"it is told: {words}")
 
 
-def test_what_waits_for_a_blocked_event_loop_does_not_go_round(life: Stack, tmp_path: Path) -> None:
-    """It is handed out again about once a second, and tasks that need no event loop go on in the same process."""
+def test_tasks_for_a_blocked_event_loop_are_redispatched_slowly(life: Stack, tmp_path: Path) -> None:
+    """The leader redispatches about once a second. Tasks that need no event loop go on in the same process."""
     life.worker(*APP, "--concurrency", "4")
     blocker = crashing.blocks.enqueue(str(tmp_path / "blocks"), str(tmp_path / "end"))
     starts(tmp_path / "blocks", 1)
@@ -264,14 +264,14 @@ def test_a_process_whose_event_loop_is_blocked_or_closed_is_replaced(life: Stack
     assert charges(life, blocker, *victims) == (0, 0)
     with pytest.raises(TaskFailed) as caught:
         closer.result(60)
-    kinds = ("RuntimeError", "AttributeError")  # the latter from Python 3.13 on
+    kinds = ("RuntimeError", "AttributeError")  # AttributeError from Python 3.13 on
     assert caught.value.kind in kinds, "where it is alone with the loop, that is its own failure"
 
 
-# -- output that nobody reads
+# -- a blocked output pipe
 
 
-def test_a_worker_whose_output_nobody_reads_lives_and_drains(life: Stack, tmp_path: Path) -> None:
+def test_a_worker_with_a_blocked_output_pipe_works_and_drains(life: Stack, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with suppress(BlockingIOError):

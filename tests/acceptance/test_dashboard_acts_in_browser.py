@@ -1,4 +1,4 @@
-"""What is done on pages of runs, failures, queues and workers, in a real browser: by mouse, and by keyboard alone."""
+"""Actions on the pages of runs, failures, queues and workers, in a real browser: by mouse, and by keyboard alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tick(window: Watched, label: str) -> None:
 
 
 def start_runs(base: str, name: str, count: int, task: str = "add") -> list[str]:
-    """Start runs one after another, each with a number of its own, and return them when they have ended."""
+    """Start runs one after another, each with its own number; return their ids when they have ended."""
     given = {"a": 1, "b": "${params.number}"} if task == "add" else {"text": "as asked"}
     tasks = {"only": {"task": f"project.{task}", "input": given}}
     body = {"name": name, "params": {"number": {"type": "integer"}}, "tasks": tasks}
@@ -46,7 +46,7 @@ def start_runs(base: str, name: str, count: int, task: str = "add") -> list[str]
     return runs
 
 
-def test_marked_runs_are_retried_and_all_that_fit_are_cancelled(base: str, window: Watched, tmp_path: Path) -> None:
+def test_marked_runs_are_retried_and_filtered_runs_are_cancelled(base: str, window: Watched, tmp_path: Path) -> None:
     start_runs(base, "broken-here", 2, "broken")
     window.go("/ui/runs?workflow=broken-here")
     for _ in range(2):
@@ -64,14 +64,14 @@ def test_marked_runs_are_retried_and_all_that_fit_are_cancelled(base: str, windo
     window.page.locator("tbody .s-cancelled").nth(1).wait_for()
 
 
-def test_keys_move_mark_open_retry_and_cancel(base: str, window: Watched, tmp_path: Path) -> None:
+def test_keyboard_shortcuts_move_mark_open_retry_and_cancel(base: str, window: Watched, tmp_path: Path) -> None:
     runs = start_runs(base, "by-key", 3, "broken")[::-1]
     keyboard = window.page.keyboard
     focused = "document.activeElement.closest('tr')?.dataset.key"
     window.go("/ui/runs?workflow=by-key")
     keyboard.press("?")
     window.sees("#keys", "next, previous row")
-    keyboard.press("j")  # the page below does not move
+    keyboard.press("j")  # under the open help, the page ignores keys
     keyboard.press("Escape")
     window.page.locator("#keys").wait_for(state="hidden")
     for key, row in (("j", 0), ("j", 1), ("k", 0), ("k", 0), ("j", 1), ("j", 2), ("j", 2)):
@@ -108,7 +108,7 @@ def test_keys_move_mark_open_retry_and_cancel(base: str, window: Watched, tmp_pa
     window.sees("#keys[open]")
 
 
-def test_marked_rows_offer_what_can_be_done_to_them(base: str, window: Watched, tmp_path: Path) -> None:
+def test_marked_rows_offer_only_applicable_actions(base: str, window: Watched, tmp_path: Path) -> None:
     api = f"{base}/api/v1"
     for _ in range(2):
         enqueue(api, "broken", "mixed", queue="default")
@@ -127,9 +127,7 @@ def test_marked_rows_offer_what_can_be_done_to_them(base: str, window: Watched, 
     assert window.page.locator(".said").inner_text() == "2 of 2 tasks are retried."
 
 
-def test_a_log_that_is_too_long_says_what_was_dropped_while_one_looks(
-    base: str, window: Watched, tmp_path: Path
-) -> None:
+def test_a_live_log_shows_how_many_lines_were_dropped(base: str, window: Watched, tmp_path: Path) -> None:
     task = enqueue(f"{base}/api/v1", "recites", str(tmp_path / "go"), 150_000)
     window.go(f"/ui/tasks/{task}")
     window.sees("#log-before", "lines before these")
@@ -141,7 +139,7 @@ def test_a_log_that_is_too_long_says_what_was_dropped_while_one_looks(
     window.sees(".l-dropped", "lines (")
 
 
-def test_lists_show_how_far_running_tasks_have_come(base: str, window: Watched, tmp_path: Path) -> None:
+def test_lists_show_the_progress_of_running_tasks(base: str, window: Watched, tmp_path: Path) -> None:
     go = tmp_path / "go"
     task = enqueue(f"{base}/api/v1", "narrates", str(go))
     eventually(lambda: httpx.get(f"{base}/api/v1/tasks/{task}").json()["progress"], "it says how far it has come")
@@ -173,7 +171,7 @@ def test_a_large_value_is_folded_and_opened(base: str, window: Watched) -> None:
     assert "line 999" in folded.inner_text()
 
 
-def test_signals_queries_and_updates_are_offered_with_their_arguments(base: str, window: Watched) -> None:
+def test_a_run_page_offers_signals_queries_and_updates_with_arguments(base: str, window: Watched) -> None:
     api = f"{base}/api/v1"
     run = str(httpx.post(f"{api}/workflows/project.basket/runs", json={}).raise_for_status().json()["id"])
     eventually(lambda: "Send rename" in httpx.get(f"{base}/ui/runs/{run}").text, "its handlers are known")
@@ -193,7 +191,7 @@ def test_signals_queries_and_updates_are_offered_with_their_arguments(base: str,
     window.sees(".said", "coffee")
 
 
-def test_a_task_like_another_is_enqueued(base: str, window: Watched) -> None:
+def test_a_copy_of_a_task_is_enqueued_from_its_page(base: str, window: Watched) -> None:
     task = enqueue(f"{base}/api/v1", "add", 3, 4)
     window.go(f"/ui/tasks/{task}")
     window.sees("h1 .s-success")
@@ -219,7 +217,7 @@ def test_a_task_like_another_is_enqueued(base: str, window: Watched) -> None:
     window.sees(".value pre", "8")
 
 
-def test_a_page_that_is_read_again_brings_only_what_has_changed(base: str, window: Watched, tmp_path: Path) -> None:
+def test_a_page_reload_transfers_only_changed_parts(base: str, window: Watched, tmp_path: Path) -> None:
     go = tmp_path / "go"
     add: dict[str, Any] = {"task": "project.add", "input": {"a": 1, "b": 1}}
 
@@ -233,7 +231,7 @@ def test_a_page_that_is_read_again_brings_only_what_has_changed(base: str, windo
     run = str(httpx.post(f"{base}/api/v1/workflows/partial/runs", json={}).raise_for_status().json()["id"])
     eventually(lambda: httpx.get(f"{base}/api/v1/runs/{run}").json()["run"]["success"] == 60, "all but two have ended")
     sizes: list[int] = []
-    window.page.on("response", lambda answer: sizes.append(len(answer.body())) if read_again(answer) else None)
+    window.page.on("response", lambda answer: sizes.append(len(answer.body())) if is_reload(answer) else None)
     window.go(f"/ui/runs/{run}")
     eventually(lambda: window.page.evaluate("true") and sizes, "the page is read again")
     whole = sizes[0]
@@ -247,12 +245,12 @@ def test_a_page_that_is_read_again_brings_only_what_has_changed(base: str, windo
     assert window.page.locator("[data-same]").count() == 0
 
 
-def read_again(answer: Any) -> bool:
-    """Say whether an answer is a page that its script has asked for."""
+def is_reload(answer: Any) -> bool:
+    """Return whether a response is a page that its script has requested again."""
     return "if-none-match" in answer.request.headers and answer.status == 200
 
 
-def test_a_graph_that_does_not_fit_has_a_map(base: str, window: Watched) -> None:
+def test_a_graph_that_does_not_fit_has_a_minimap(base: str, window: Watched) -> None:
     add = {"task": "project.add", "input": {"a": 1, "b": 1}}
     tasks = {f"step_{place}_{number}": add for place in range(10) for number in range(12)}
     for name in [*tasks][12:]:

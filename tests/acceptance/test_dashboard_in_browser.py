@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: it is live, acts by mouse and by keyboard, and does nothing that it should not."""
+"""The dashboard in a real browser: live updates, actions by mouse and by keyboard, layout, outages and logins."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def start_dag(base: str, name: str, go: Path) -> str:
 
 
 def start_fan_out(base: str) -> str:
-    """Start a run with a fan-out, whose schedule could be filled in; return its id when it has ended."""
+    """Start a run with a fan-out, of a workflow with a schedule; return its id when it has ended."""
     tasks = {
         "numbers": {"task": "project.add", "input": {"a": 1, "b": 11}},
         "a_rather_long_name_of_a_step": {
@@ -99,7 +99,7 @@ def start_fan_out(base: str) -> str:
 
 
 def start_flow(base: str) -> str:
-    """Start a run of a flow that asks somebody; return its id when it does."""
+    """Start a run of a flow with an approval; return its id when it waits for the approval."""
     api = f"{base}/api/v1"
     httpx.post(f"{api}/flows/order", json={"definition": ASKS}).raise_for_status()
     run = str(httpx.post(f"{api}/flows/order/runs", json={}).raise_for_status().json()["id"])
@@ -108,7 +108,7 @@ def start_flow(base: str) -> str:
 
 
 def start_code(base: str) -> str:
-    """Start a run of code that waits for a promise; return its id when it does."""
+    """Start a run of code that waits for a promise; return its id when it waits."""
     body = {"kwargs": {"patience": 600}}
     started = httpx.post(f"{base}/api/v1/workflows/project.approval/runs", json=body).raise_for_status()
     run = str(started.json()["id"])
@@ -116,7 +116,7 @@ def start_code(base: str) -> str:
     return run
 
 
-def test_a_graph_turns_green_while_one_looks(base: str, window: Watched, tmp_path: Path) -> None:
+def test_a_graph_updates_while_its_run_goes_on(base: str, window: Watched, tmp_path: Path) -> None:
     go = tmp_path / "go"
     run = start_dag(base, "nightly", go)
     window.go(f"/ui/runs/{run}")
@@ -129,7 +129,7 @@ def test_a_graph_turns_green_while_one_looks(base: str, window: Watched, tmp_pat
     eventually(lambda: window.page.locator("tr", has_text="Run from here").count() == 3, "it can be run from each")
 
 
-def test_a_large_graph_is_folded_and_opened(base: str, window: Watched) -> None:
+def test_groups_of_a_large_graph_open_and_close(base: str, window: Watched) -> None:
     add = {"task": "project.add", "input": {"a": 1, "b": 1}}
     parts = {f"part_{number}": add | {"depends_on": ["first"]} for number in range(160)}
     tasks = {"first": add, **parts, "last": add | {"depends_on": [*parts]}}
@@ -179,8 +179,7 @@ def test_a_large_graph_is_folded_and_opened(base: str, window: Watched) -> None:
     window.sees("h1", "project.add")
 
 
-def test_a_graph_of_many_layers_fits_and_can_be_read(base: str, window: Watched) -> None:
-    """Before, it was as wide as all of its layers: names were small, or most of it was not in view."""
+def test_a_graph_of_many_layers_fits_its_pane_and_is_readable(base: str, window: Watched) -> None:
     add = {"task": "project.add", "input": {"a": 1, "b": 1}}
     layers = [[f"{kind}_{layer}_{number}" for kind in "abc" for number in range(4)] for layer in range(14)]
     above = [[], *layers]
@@ -194,7 +193,7 @@ def test_a_graph_of_many_layers_fits_and_can_be_read(base: str, window: Watched)
     assert window.page.locator("g.node rect").first.bounding_box()["height"] >= 0.85 * 52
 
 
-def test_a_run_with_many_steps_fits_a_few_screens_and_shows_the_failed_ones_first(base: str, window: Watched) -> None:
+def test_a_page_of_many_steps_is_short_and_shows_failures_first(base: str, window: Watched) -> None:
     tasks = {f"part_{number}": {"task": "project.add", "input": {"a": 1, "b": 1}} for number in range(100)}
     tasks["part_77"] = {"task": "project.broken", "input": {"text": "it is broken"}}
     httpx.post(f"{base}/api/v1/workflows", json={"definition": {"name": "many", "tasks": tasks}}).raise_for_status()
@@ -217,7 +216,7 @@ def test_a_run_with_many_steps_fits_a_few_screens_and_shows_the_failed_ones_firs
     eventually(lambda: rows.count() == 75, "all others are listed")
 
 
-def test_two_clicks_lead_from_a_failure_to_the_line_of_code(base: str, window: Watched) -> None:
+def test_a_failure_is_two_clicks_from_its_line_of_code(base: str, window: Watched) -> None:
     task = enqueue(f"{base}/api/v1", "unserialisable", queue="mail")
     eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
     group = window.page.locator("tr[data-key] a", has_text="project.unserialisable").first
@@ -228,7 +227,7 @@ def test_two_clicks_lead_from_a_failure_to_the_line_of_code(base: str, window: W
     assert window.sees("details[open] mark").is_visible()
 
 
-def test_what_a_task_says_appears_while_it_runs(base: str, window: Watched, tmp_path: Path) -> None:
+def test_log_lines_appear_while_the_task_runs(base: str, window: Watched, tmp_path: Path) -> None:
     go = tmp_path / "go"
     task = enqueue(f"{base}/api/v1", "narrates", str(go))
     window.go(f"/ui/tasks/{task}")
@@ -242,7 +241,7 @@ def test_what_a_task_says_appears_while_it_runs(base: str, window: Watched, tmp_
     assert window.page.locator("#log p").count() == 2
 
 
-def test_a_long_log_says_how_much_of_it_is_shown(base: str, window: Watched) -> None:
+def test_a_long_log_is_paged_searched_and_downloaded(base: str, window: Watched) -> None:
     task = enqueue(f"{base}/api/v1", "rambles", 2_000)
     eventually(lambda: "success" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has ended")
     lines = "line 01999"
@@ -280,7 +279,7 @@ def test_a_long_log_says_how_much_of_it_is_shown(base: str, window: Watched) -> 
     assert "\x1b[1;38;5;208m" in kept[0]
 
 
-def test_a_log_follows_its_end_unless_one_reads(base: str, window: Watched, tmp_path: Path) -> None:
+def test_a_log_follows_its_end_unless_the_reader_scrolls_up(base: str, window: Watched, tmp_path: Path) -> None:
     go = tmp_path / "go"
     task = enqueue(f"{base}/api/v1", "recites", str(go), 100)
     window.go(f"/ui/tasks/{task}")
@@ -299,9 +298,7 @@ def test_a_log_follows_its_end_unless_one_reads(base: str, window: Watched, tmp_
     assert window.page.locator("#log p").count() == 101
 
 
-def test_the_log_of_a_run_is_searched_and_followed_like_that_of_a_task(
-    base: str, window: Watched, tmp_path: Path
-) -> None:
+def test_the_log_of_a_run_is_paged_followed_and_filtered(base: str, window: Watched, tmp_path: Path) -> None:
     go = tmp_path / "go"
     tasks = {
         "long": {"task": "project.rambles", "input": {"lines": 700}},
@@ -334,7 +331,7 @@ def test_the_log_of_a_run_is_searched_and_followed_like_that_of_a_task(
 
 
 def tab_to(window: Watched, text: str, presses: int = 120) -> None:
-    """Press the tab key until what has the focus begins with this, as a text or a label."""
+    """Press Tab until the text or the label of the focused element begins with `text`."""
     for _ in range(presses):
         window.page.keyboard.press("Tab")
         said = window.page.evaluate(
@@ -345,7 +342,7 @@ def tab_to(window: Watched, text: str, presses: int = 120) -> None:
     raise AssertionError(f"{text!r} is not reached by the tab key")
 
 
-def test_everything_is_done_by_keyboard_alone(base: str, window: Watched, tmp_path: Path) -> None:
+def test_approving_retrying_cancelling_and_pausing_work_by_keyboard(base: str, window: Watched, tmp_path: Path) -> None:
     keyboard = window.page.keyboard
     order, code, run = start_flow(base), start_code(base), start_dag(base, "by-hand", tmp_path / "never")
     task = enqueue(f"{base}/api/v1", "broken", "by hand")
@@ -396,7 +393,7 @@ def test_everything_is_done_by_keyboard_alone(base: str, window: Watched, tmp_pa
         window.sees(".acts button", then)
 
 
-def test_times_are_shown_as_ages_or_moments(base: str, browser: Any) -> None:
+def test_times_switch_between_ages_local_times_and_utc(base: str, browser: Any) -> None:
     task = enqueue(f"{base}/api/v1", "noop", queue="mail")
     created = httpx.get(f"{base}/api/v1/tasks/{task}").json()["task"]["created_at"][:19].replace("T", " ")
     with watched(browser, base, timezone_id="Asia/Kolkata") as window:
@@ -418,7 +415,7 @@ def test_times_are_shown_as_ages_or_moments(base: str, browser: Any) -> None:
         assert re.fullmatch(r"2\d{3}-\d\d-\d\d \d\d:\d\d:\d\d", window.sees("td time").inner_text())
 
 
-def test_times_of_a_filter_are_in_the_zone_that_is_shown(base: str, browser: Any) -> None:
+def test_filter_times_use_the_displayed_time_zone(base: str, browser: Any) -> None:
     with watched(browser, base, timezone_id="Asia/Kolkata") as window:
         window.go("/ui/tasks?since=2026-01-31T12:00")
         field = window.page.locator("input[name=since]")
@@ -432,7 +429,7 @@ def test_times_of_a_filter_are_in_the_zone_that_is_shown(base: str, browser: Any
         assert field.locator("xpath=..").text_content().strip() == "From UTC"
 
 
-def test_marked_rows_stay_while_others_arrive(base: str, window: Watched) -> None:
+def test_marked_rows_stay_marked_while_new_rows_arrive(base: str, window: Watched) -> None:
     for _ in range(3):
         enqueue(f"{base}/api/v1", "broken", "mine", queue="default")
     window.go("/ui/tasks?status=failed&name=project.broken&error=mine")
@@ -451,7 +448,7 @@ def test_marked_rows_stay_while_others_arrive(base: str, window: Watched) -> Non
     assert window.page.locator("#fresh-rows").count() == 0
 
 
-def test_a_refused_form_is_open_and_filled_in(base: str, window: Watched) -> None:
+def test_a_rejected_form_stays_open_and_filled_in(base: str, window: Watched) -> None:
     params = {"day": {"type": "string"}, "number": {"type": "integer", "default": 1}}
     body = {"name": "asks", "params": params, "tasks": {"add": {"task": "project.add", "input": {"a": 1, "b": 1}}}}
     httpx.post(f"{base}/api/v1/workflows", json={"definition": body}).raise_for_status()
@@ -464,7 +461,7 @@ def test_a_refused_form_is_open_and_filled_in(base: str, window: Watched) -> Non
     window.sees(".said.bad", "day")
     started = httpx.post(f"{base}/api/v1/workflows/asks/runs", json={"params": {"day": "meanwhile"}})
     started.raise_for_status()
-    window.sees("td.main", "meanwhile")  # the page was read again
+    window.sees("td.main", "meanwhile")  # the page was reloaded
     assert window.page.get_by_label("number").is_visible()
     assert window.page.get_by_label("number").input_value() == "7"
     assert window.page.get_by_label("Key").input_value() == "once"
@@ -475,14 +472,14 @@ def test_a_refused_form_is_open_and_filled_in(base: str, window: Watched) -> Non
     window.page.wait_for_url("**/ui/runs/**")
 
 
-def test_a_form_that_was_sent_says_so_and_is_not_sent_twice(base: str, window: Watched) -> None:
+def test_a_submitted_form_disables_its_button(base: str, window: Watched) -> None:
     window.go("/ui/queues/default")
-    window.page.evaluate("addEventListener('submit', (event) => event.preventDefault())")  # as if it took for ever
+    window.page.evaluate("addEventListener('submit', (event) => event.preventDefault())")  # the request hangs
     window.page.get_by_role("button", name="Pause").click()
     window.sees("button:disabled", "Working…")
 
 
-def test_a_workflow_fits_a_phone(base: str, browser: Any) -> None:
+def test_a_workflow_page_fits_a_phone(base: str, browser: Any) -> None:
     tasks = {
         f"a_step_with_a_rather_long_name_{number}": {"task": "project.add", "input": {"a": 1, "b": 1}}
         for number in range(10)
@@ -503,7 +500,7 @@ def test_a_workflow_fits_a_phone(base: str, browser: Any) -> None:
         assert box["y"] + box["height"] <= 844
 
 
-def test_a_second_click_does_not_decide_the_approval_that_comes_below_the_pointer(base: str, window: Watched) -> None:
+def test_a_second_click_does_not_decide_the_next_approval(base: str, window: Watched) -> None:
     first, second = start_flow(base), start_flow(base)
     window.go("/ui/approvals")
     card = "[data-key='{}-ask']"
@@ -518,7 +515,7 @@ def test_a_second_click_does_not_decide_the_approval_that_comes_below_the_pointe
     moved = f"translate({at['x'] - now['x']}px, {at['y'] - now['y']}px)"
     style = f"{card.format(second)} {{ transform: {moved}; }}"
     window.page.evaluate("text => document.styleSheets[0].insertRule(text)", style)
-    for event in (window.page.mouse.down, window.page.mouse.up):  # no event of a move comes before them
+    for event in (window.page.mouse.down, window.page.mouse.up):  # without a mouse move before them
         event()
     window.sees(".ask .moved", "Move the pointer")
     assert httpx.get(f"{base}/api/v1/audit?target={second}").json()["items"] == []
@@ -527,7 +524,7 @@ def test_a_second_click_does_not_decide_the_approval_that_comes_below_the_pointe
     eventually(lambda: httpx.get(f"{base}/api/v1/runs/{second}").json()["run"]["status"] == "success", "it is shipped")
 
 
-def test_a_promise_with_a_type_has_a_field_for_each_of_its_properties(base: str, window: Watched) -> None:
+def test_a_typed_promise_has_a_form_field_for_each_property(base: str, window: Watched) -> None:
     run = str(httpx.post(f"{base}/api/v1/workflows/project.ruling/runs", json={}).raise_for_status().json()["id"])
     for path, within in (
         ("/ui/approvals", f"section.ask:has(a[href='/ui/runs/{run}'])"),
@@ -550,7 +547,7 @@ def test_a_promise_with_a_type_has_a_field_for_each_of_its_properties(base: str,
     assert result == [True, 12.5, "high", "123"]
 
 
-def test_a_form_that_was_begun_stays_and_says_that_somebody_else_decided(base: str, window: Watched) -> None:
+def test_a_filled_in_form_stays_when_another_user_decides(base: str, window: Watched) -> None:
     first, second = start_code(base), start_code(base)
     window.go("/ui/approvals")
     asked = window.page.locator("section.ask", has=window.page.locator(f'a[href="/ui/runs/{first}"]'))
@@ -564,7 +561,7 @@ def test_a_form_that_was_begun_stays_and_says_that_somebody_else_decided(base: s
     assert other.get_by_role("button", name="Resolve").is_enabled()
 
 
-def test_back_leads_to_a_form_that_was_refused(base: str, window: Watched) -> None:
+def test_the_back_button_returns_to_a_rejected_form(base: str, window: Watched) -> None:
     made = httpx.post(f"{base}/api/v1/tasks", json={"name": "elsewhere.add", "args": [1, 2], "queue": "nobody"})
     window.go(f"/ui/tasks/{made.raise_for_status().json()['id']}/again")
     window.page.get_by_label("Arguments, as a JSON list").fill("[1")
@@ -576,11 +573,11 @@ def test_back_leads_to_a_form_that_was_refused(base: str, window: Watched) -> No
     window.page.go_back()
     window.sees("h1", "Enqueue elsewhere.add")
     assert all("422" in one for one in window.errors), window.errors
-    window.errors.clear()  # the browser logs the answer to a form that does not fit
+    window.errors.clear()  # the browser logs the 422 response
 
 
 def more_pages(base: str, run: str, task: str) -> list[str]:
-    """Return pages of single things, and those that say what would be done; `run` is of `start_fan_out`."""
+    """Return pages of single objects, and confirmation pages; `run` comes from `start_fan_out`."""
     code = start_code(base)
     resets: list[str] = []
 
@@ -624,7 +621,7 @@ def test_arguments_are_copied_and_a_pause_is_undone_from_its_notice(base: str, b
 @pytest.mark.parametrize("pages", ["some", "all"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.long_for("all", "dark")
-def test_nobody_is_shut_out_and_nothing_moves(base: str, browser: Any, scheme: str, pages: str) -> None:
+def test_pages_are_accessible_and_their_layout_does_not_shift(base: str, browser: Any, scheme: str, pages: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
     order, run, task = start_flow(base), start_fan_out(base), enqueue(f"{base}/api/v1", "broken", "to be looked at")
     eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
@@ -632,10 +629,10 @@ def test_nobody_is_shut_out_and_nothing_moves(base: str, browser: Any, scheme: s
         window.page.add_init_script(
             "window.moved = 0; new PerformanceObserver((list) => { for (const one of list.getEntries()) "
             "if (!one.hadRecentInput) window.moved += one.value; }).observe({type: 'layout-shift', buffered: true});"
-            # What other tests began may still go on, and new rows move those below them.
+            # Runs of other tests may still go on, and new rows move the rows below them.
             "window.EventSource = class { addEventListener() {} close() {} };"
         )
-        # In the dark, only colours differ.
+        # The dark scheme differs only in its colors.
         rules = {} if scheme == "light" else {"runOnly": ["color-contrast"]}
         some = ("/ui", "/ui/approvals", f"/ui/runs/{run}", f"/ui/runs/{order}", f"/ui/tasks/{task}")
         opened = some if pages == "some" else (*PAGES[1:], *more_pages(base, run, task), "/ui/nowhere")
@@ -667,9 +664,7 @@ SELECT gen_random_uuid(), 'spread', 'success', 0, 0, 'spread', 1, now(), now() F
 
 @pytest.mark.parametrize("pages", ["some", "all"])
 @pytest.mark.long_for("all")
-def test_no_window_needs_sideways_scrolling(
-    served: tuple[Stack, str], browser: Any, tmp_path: Path, pages: str
-) -> None:
+def test_no_page_scrolls_sideways(served: tuple[Stack, str], browser: Any, tmp_path: Path, pages: str) -> None:
     stack, base = served
     run = f"/ui/runs/{start_fan_out(base)}"
     go = tmp_path / "go"
@@ -702,7 +697,7 @@ def test_no_window_needs_sideways_scrolling(
 
 
 def hold_stream(page: Any, path: str) -> Any:
-    """Open a page and return what its stream of events asks for, which nobody has answered yet."""
+    """Open a page; return its intercepted request for the event stream, still unanswered."""
     held: list[Any] = []
     page.route("**/ui/live/**", lambda route: held.append(route))
     page.goto(path)
@@ -710,7 +705,7 @@ def hold_stream(page: Any, path: str) -> Any:
     return held[0]
 
 
-def test_a_page_shows_what_happened_before_its_stream_began(base: str, browser: Any) -> None:
+def test_a_page_shows_changes_from_before_its_stream_began(base: str, browser: Any) -> None:
     context = browser.new_context(base_url=base)
     page = context.new_page()
     stream = hold_stream(page, "/ui/tasks?name=project.broken&error=unheard")
@@ -722,7 +717,7 @@ def test_a_page_shows_what_happened_before_its_stream_began(base: str, browser: 
     context.close()
 
 
-def test_a_page_of_an_ended_task_shows_what_somebody_else_does(base: str, window: Watched) -> None:
+def test_a_page_of_an_ended_task_shows_a_later_retry(base: str, window: Watched) -> None:
     task = enqueue(f"{base}/api/v1", "broken", "once more")
     eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
     window.go(f"/ui/tasks/{task}")
@@ -732,7 +727,7 @@ def test_a_page_of_an_ended_task_shows_what_somebody_else_does(base: str, window
     window.sees("main[data-shows$=' 2']")
 
 
-def test_a_page_says_that_its_server_is_away(base: str, browser: Any) -> None:
+def test_a_page_shows_that_its_server_is_unreachable(base: str, browser: Any) -> None:
     context = browser.new_context(base_url=base)
     page = context.new_page()
     stream = hold_stream(page, "/ui")
@@ -755,10 +750,10 @@ def test_a_page_says_that_its_server_is_away(base: str, browser: Any) -> None:
 
 
 HURRIES = "const real = setInterval; window.setInterval = (call, wait) => real(call, Math.min(wait, 500));"
-"""What a page does every ten seconds it does every half."""
+"""A script that shortens all intervals of a page to half a second at most."""
 
 
-def test_an_open_page_says_that_nobody_leads(served: tuple[Stack, str], browser: Any) -> None:
+def test_an_open_page_shows_that_no_scheduler_leads(served: tuple[Stack, str], browser: Any) -> None:
     stack, base = served
     with watched(browser, base) as window:
         window.page.context.add_init_script(HURRIES)
@@ -780,7 +775,7 @@ def test_an_open_page_says_that_nobody_leads(served: tuple[Stack, str], browser:
         window.page.locator(".trouble", has_text="No leader").wait_for(state="detached", timeout=30_000)
 
 
-def test_a_page_stays_live_until_what_was_done_shows(served: tuple[Stack, str], browser: Any) -> None:
+def test_a_page_stays_live_until_an_action_has_taken_effect(served: tuple[Stack, str], browser: Any) -> None:
     stack, base = served
     task = enqueue(f"{base}/api/v1", "broken", "by somebody")
     eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
@@ -807,7 +802,7 @@ def test_a_page_stays_live_until_what_was_done_shows(served: tuple[Stack, str], 
         window.sees("h2", "Log of attempt 2")
 
 
-def test_an_open_page_says_that_it_cannot_be_read(base: str, browser: Any) -> None:
+def test_an_open_page_shows_when_the_state_cannot_be_read(base: str, browser: Any) -> None:
     context = browser.new_context(base_url=base)
     context.add_init_script(HURRIES)
     page = context.new_page()
@@ -820,8 +815,8 @@ def test_an_open_page_says_that_it_cannot_be_read(base: str, browser: Any) -> No
     context.close()
 
 
-def turn(page: Any, *, hidden: bool) -> None:
-    """Tell a page that its tab is in front, or behind others: without a screen, a browser takes all to be in front."""
+def set_tab_hidden(page: Any, *, hidden: bool) -> None:
+    """Tell a page whether its tab is hidden: without a screen, a browser takes all tabs to be in front."""
     page.evaluate(
         "(is) => { Object.defineProperty(document, 'hidden', {value: is, configurable: true});"
         " document.dispatchEvent(new Event('visibilitychange')); }",
@@ -830,24 +825,24 @@ def turn(page: Any, *, hidden: bool) -> None:
 
 
 @pytest.mark.long
-def test_there_may_be_more_tabs_than_connections(base: str, browser: Any) -> None:
+def test_more_tabs_than_connections_stay_live(base: str, browser: Any) -> None:
     context = browser.new_context(base_url=base)
     tabs: list[Any] = []
     for _ in range(8):
         tabs.append(context.new_page())
         tabs[-1].goto("/ui/tasks?queue=mail")
         tabs[-1].locator(".live[data-state=on]").wait_for()
-    turn(tabs[0], hidden=True)
+    set_tab_hidden(tabs[0], hidden=True)
     task = enqueue(f"{base}/api/v1", "noop", queue="mail")
     for tab in tabs[1:]:
         tab.locator(f"a[href='/ui/tasks/{task}']").first.wait_for()
     assert tabs[0].locator(f"a[href='/ui/tasks/{task}']").count() == 0, "nobody looks at it"
-    turn(tabs[0], hidden=False)
+    set_tab_hidden(tabs[0], hidden=False)
     tabs[0].locator(f"a[href='/ui/tasks/{task}']").first.wait_for()
     context.close()
 
 
-def test_one_logs_in_and_is_refused_what_the_key_may_not_do(served: tuple[Stack, str], browser: Any) -> None:
+def test_a_read_only_key_logs_in_and_cannot_pause_queues(served: tuple[Stack, str], browser: Any) -> None:
     stack, base = served
     secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
     with stack.engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""Pages that are open while Redis, the scheduler or the API is away: each says so, soon, and says when it is over."""
+"""Open pages during an outage of Redis, the scheduler or the API: each soon shows the outage, and its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def browser_of_module() -> Iterator[Any]:
 
 @pytest.fixture(scope="module", name="redis")
 def redis_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
-    """A Redis to be stopped."""
+    """A Redis that tests stop."""
     server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
     server.start()
     yield server
@@ -49,7 +49,7 @@ def window_of_module(browser: Any, served: tuple[Stack, str]) -> Iterator[Watche
         found.errors = [one for one in found.errors if "Failed to load resource" not in one]
 
 
-def test_every_page_says_at_once_that_redis_is_away(redis: EmbeddedRedis, window: Watched, browser: Any) -> None:
+def test_every_page_shows_a_redis_outage_at_once(redis: EmbeddedRedis, window: Watched, browser: Any) -> None:
     with watched(browser, window.base) as workers:
         workers.go("/ui/workers")
         window.go("/ui/tasks")
@@ -76,10 +76,10 @@ def test_every_page_says_at_once_that_redis_is_away(redis: EmbeddedRedis, window
             one.sees(".live[data-state=on]", "live")
             one.page.locator(".trouble").wait_for(state="detached", timeout=30_000)
         workers.sees("tbody .s-live")
-        workers.errors.clear()  # a stream that is not given is an error to the browser
+        workers.errors.clear()  # the browser logs a rejected stream as an error
 
 
-def test_a_page_says_that_nobody_leads_when_the_lease_ends(served: tuple[Stack, str], window: Watched) -> None:
+def test_a_page_shows_that_no_scheduler_leads_when_the_lease_ends(served: tuple[Stack, str], window: Watched) -> None:
     stack, _ = served
     window.go("/ui/queues")
     window.sees(".live[data-state=on]", "live")
@@ -94,18 +94,18 @@ def test_a_page_says_that_nobody_leads_when_the_lease_ends(served: tuple[Stack, 
     window.sees(".live[data-state=on]", "live")
 
 
-def serving(stack: Stack) -> Process:
+def api_process(stack: Stack) -> Process:
     return next(one for one in stack.processes if one.is_running() and "-api" in one.log.name)
 
 
-def test_nothing_leads_away_from_a_page_while_the_api_is_away(served: tuple[Stack, str], window: Watched) -> None:
+def test_links_and_forms_stay_on_the_page_during_an_api_outage(served: tuple[Stack, str], window: Watched) -> None:
     stack, base = served
     port = int(base.rpartition(":")[2])
     task = enqueue(f"{base}/api/v1", "noop")
     eventually(lambda: "success" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has ended")
     window.go("/ui/queues")
     window.sees(".live[data-state=on]", "live")
-    serving(stack).kill()
+    api_process(stack).kill()
     window.page.get_by_role("link", name="Workers").click()
     window.sees(".unsent", "The server cannot be reached, so this page stays")
     window.page.keyboard.type("gt")
@@ -122,7 +122,7 @@ def test_nothing_leads_away_from_a_page_while_the_api_is_away(served: tuple[Stac
     eventually(lambda: not window.page.locator("#announced").inner_text(), "nothing stale is announced")
     window.go(f"/ui/tasks/{task}")
     window.sees(".live[data-state=still]", "ended, refreshed every 10 s")
-    serving(stack).kill()  # which this page, without a stream, has not noticed
+    api_process(stack).kill()  # this page has no stream, and has not noticed
     window.page.get_by_role("link", name="Workers").click()
     window.sees(".unsent", "The server cannot be reached, so this page stays")
     stack.api(port)

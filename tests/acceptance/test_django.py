@@ -206,7 +206,7 @@ for number in range(3):
 
 
 def _with_tasks(code: str) -> str:
-    """Return code with what Django itself has instead of the backport, if it has that."""
+    """Return code that imports Django's own tasks instead of the backport, if Django has them."""
     return code.replace("from django_tasks", "from django.tasks") if django.VERSION >= (6,) else code
 
 
@@ -264,7 +264,7 @@ def project(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[Proje
     project.stop()
 
 
-def test_a_project(project: Project) -> None:
+def test_a_django_project_runs_tests_tasks_and_commands(project: Project) -> None:
     project.manage("makemigrations", "orders")
     assert "No changes" in project.manage("makemigrations"), "the model of the dashboard wants no migration"
     project.manage("test", "--parallel", "2")

@@ -24,13 +24,13 @@ pytestmark = pytest.mark.timeout(600)  # the environment of the pages is install
 
 @pytest.fixture(scope="module", autouse=True)
 def environment() -> None:
-    """What a reader has installed."""
+    """Install the packages that a reader has."""
     pages.install()
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """An empty folder that Postgres's own user can reach too, whatever pytest does to its temporary folders."""
+    """An empty folder that the user of Postgres can reach, whatever pytest does to its temporary folders."""
     with tempfile.TemporaryDirectory(prefix="orchestrator-docs-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -38,7 +38,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def served_folder(folder: Path, database_url: str, redis_url: str) -> Path:
-    """The same with servers: `orchestrator dev` uses these, which saves the seconds that its own would need."""
+    """A folder with servers for `orchestrator dev`, which saves the seconds to start its own."""
     with closing(Redis.from_url(redis_url)) as redis:
         redis.flushall()
     engine = engine_for(database_url, autocommit=True)
@@ -50,8 +50,8 @@ def served_folder(folder: Path, database_url: str, redis_url: str) -> Path:
     return folder
 
 
-def test_the_readme_can_be_followed_as_it_is_printed(folder: Path) -> None:
-    """With the servers that `orchestrator dev` brings."""
+def test_the_readme_runs_as_printed(folder: Path) -> None:
+    """With the servers that `orchestrator dev` starts."""
     assert pages.run_page(REPOSITORY / "README.md", folder)
 
 
@@ -69,7 +69,7 @@ def test_the_readme_can_be_followed_as_it_is_printed(folder: Path) -> None:
         "from-celery",
     ],
 )
-def test_a_page_can_be_followed_as_it_is_printed(page: str, served_folder: Path) -> None:
+def test_a_page_runs_as_printed(page: str, served_folder: Path) -> None:
     assert pages.run_page(REPOSITORY / "docs" / f"{page}.md", served_folder)
 
 

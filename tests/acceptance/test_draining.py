@@ -1,4 +1,4 @@
-"""A worker that somebody tells to drain, from elsewhere."""
+"""A worker that is drained by a command from elsewhere."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tests.waiting import eventually
 
 application = project.app
 SETTINGS = {"heartbeat": 0.5, "worker_ttl": 60.0, "drain_timeout": 300.0}
-"""However slow the machine is, nobody is taken for dead, and what runs is waited for."""
+"""Long timeouts: on a slow machine no worker counts as lost, and running tasks are awaited."""
 
 
 def started(path: Path) -> int:
-    """Wait until a task has begun; return the process."""
+    """Wait until a task has begun; return its process id."""
     return int(eventually(lambda: path.read_text() if path.exists() else "", f"a start in {path.name}"))
 
 
 @pytest.fixture
 def go(life: Stack, tmp_path: Path) -> Iterator[Path]:
-    """What held tasks wait for; it comes in any case, so that workers can end."""
+    """The file that held tasks wait for. It is created in any case, so that workers can end."""
     yield tmp_path / "go"
     (tmp_path / "go").touch()
 
 
-def test_what_runs_ends_and_what_waits_goes_to_another_worker(
+def test_a_drained_worker_finishes_its_task_and_takes_no_more(
     life: Stack, tmp_path: Path, go: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ORCHESTRATOR_DATABASE_URL", "ORCHESTRATOR_REDIS_URL"):

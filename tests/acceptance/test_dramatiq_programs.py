@@ -1,4 +1,4 @@
-"""Programs written for Dramatiq run by changing their import: tests on real schedulers and workers."""
+"""Dramatiq programs run with only their imports changed, on real schedulers and workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_actors_are_sent_and_called() -> None:
     assert shop.text.send_with_options(args=("a",), delay=100).get_result(block=True, timeout=20_000) == "a"
 
 
-def test_options_are_those_of_tasks() -> None:
+def test_actor_options_become_task_options() -> None:
     options = app.tasks["text"]._call_options
     assert (options.queue, options.priority, options.timeout_seconds) == ("mail", -10, 20)
     retries = app.tasks["add"]._call_options.policy
@@ -41,7 +41,7 @@ def test_options_are_those_of_tasks() -> None:
     assert (one.policy.max, one.policy.base, one.policy.cap, one.expires) == (1, 0.01, 0.05, 5)
 
 
-def test_failures_are_retried_and_told(tmp_path: Path) -> None:
+def test_failures_are_retried_and_raised_to_the_caller(tmp_path: Path) -> None:
     assert shop.flaky.send(str(tmp_path), 2).get_result(block=True, timeout=30_000) == 3
     (tmp_path / "tries").unlink()
     with pytest.raises(ResultFailure, match="try 1") as caught:
@@ -51,7 +51,7 @@ def test_failures_are_retried_and_told(tmp_path: Path) -> None:
     assert shop.later.send(str(tmp_path)).get_result(block=True, timeout=30_000) == "now"
 
 
-def test_a_result_that_is_not_there_is_missing(tmp_path: Path) -> None:
+def test_a_result_that_is_not_ready_is_missing_or_times_out(tmp_path: Path) -> None:
     message = shop.hold.send(str(tmp_path))
     with pytest.raises(ResultMissing):
         message.get_result()
@@ -61,7 +61,7 @@ def test_a_result_that_is_not_there_is_missing(tmp_path: Path) -> None:
     assert message.get_result(block=True, timeout=30_000) == "held"
 
 
-def test_a_pipeline_passes_results_on_as_last_arguments() -> None:
+def test_a_pipeline_passes_each_result_as_the_last_argument() -> None:
     pipe = shop.add.message(1, 2) | shop.add.message(10) | shop.text.message("sum", "is")
     assert pipe.run().get_result(block=True, timeout=30_000) == "sum is 13"
     assert pipe.completed
@@ -80,7 +80,7 @@ def test_a_group_has_results_and_callbacks(tmp_path: Path) -> None:
     assert (tmp_path / "done").exists()
 
 
-def test_what_is_not_covered_is_refused_by_name() -> None:
+def test_uncovered_features_raise_errors_that_name_them() -> None:
     with pytest.raises(ImportError, match="there is no broker"):
         dramatiq.set_broker  # noqa: B018
     with pytest.raises(InvalidTask, match="retry_when"):

@@ -28,7 +28,7 @@ def test_a_task_receives_its_context(running: Stack) -> None:
         assert handle.result(60) == ["x", handle.id, "project.who", "1"]
 
 
-def test_async_twins(running: Stack) -> None:
+def test_tasks_are_enqueued_and_awaited_asynchronously(running: Stack) -> None:
     async def main() -> list[int]:
         handles = [await project.add.aenqueue(number, number) for number in range(20)]
         return [await handle.aresult(60) for handle in handles]
@@ -57,19 +57,19 @@ def test_retries_with_backoff_and_their_history(running: Stack, tmp_path: Path) 
     ]
 
 
-def test_a_result_that_cannot_be_serialised_fails_the_task(running: Stack) -> None:
+def test_a_result_that_cannot_be_serialized_fails_the_task(running: Stack) -> None:
     with pytest.raises(TaskFailed, match=r"result of task 'project.unserialisable' cannot be serialised"):
         project.unserialisable.enqueue().result(60)
 
 
 @pytest.mark.parametrize("task", [project.too_long, project.too_long_async, project.too_long_isolated])
-def test_timeouts(running: Stack, task: object) -> None:
+def test_a_task_that_exceeds_its_timeout_fails(running: Stack, task: object) -> None:
     with pytest.raises(TaskFailed, match=r"ran longer than its timeout of 0\.3 s") as caught:
         task.enqueue().result(60)  # type: ignore[attr-defined]
     assert caught.value.kind == "orchestrator.errors.TaskTimeout"
 
 
-def test_process_isolation_runs_elsewhere_and_is_used_again(running: Stack) -> None:
+def test_an_isolated_task_runs_outside_the_worker_processes(running: Stack) -> None:
     number, pid = project.isolated.enqueue(7).result(60)
     assert number == 7
     workers = {row[0] for row in running.sql("SELECT pid FROM orchestrator.workers")}
@@ -77,26 +77,26 @@ def test_process_isolation_runs_elsewhere_and_is_used_again(running: Stack) -> N
 
 
 @pytest.mark.parametrize("task", [project.parent, project.parent_async, project.parent_isolated])
-def test_enqueue_inside_a_task(running: Stack, tmp_path: Path, task: object) -> None:
+def test_a_task_enqueues_child_tasks(running: Stack, tmp_path: Path, task: object) -> None:
     path = tmp_path / "children"
     children = task.enqueue(str(path), 3).result(60)  # type: ignore[attr-defined]
     assert [project.app.handle(child).result(60) for child in children] == [0, 1, 2]
     assert sorted(path.read_text().split()) == ["0", "1", "2"]
 
 
-def test_enqueue_on_success_exists_only_with_the_success(running: Stack, tmp_path: Path) -> None:
+def test_a_task_enqueued_on_success_exists_only_after_success(running: Stack, tmp_path: Path) -> None:
     path = tmp_path / "children"
     child = project.parent_on_success.enqueue(str(path), str(tmp_path / "tries")).result(60)
     assert project.app.handle(child).result(60) == 2
     assert path.read_text().split() == ["2"]
 
 
-def test_waiting_inside_a_task_is_refused(running: Stack) -> None:
+def test_a_task_cannot_wait_for_another_task(running: Stack) -> None:
     with pytest.raises(TaskFailed, match="A task cannot wait for another task"):
         project.waits_for_another.enqueue().result(60)
 
 
-def test_result_timeout_leaves_the_task_alone(running: Stack, tmp_path: Path) -> None:
+def test_a_result_timeout_does_not_affect_the_task(running: Stack, tmp_path: Path) -> None:
     go = tmp_path / "go"
     handle = project.held.enqueue(str(tmp_path / "started"), str(go))
     with pytest.raises(ResultTimeout):
@@ -105,7 +105,7 @@ def test_result_timeout_leaves_the_task_alone(running: Stack, tmp_path: Path) ->
     assert handle.result(60) > 0
 
 
-def test_delay_waits_in_postgres(running: Stack) -> None:
+def test_a_delayed_task_waits_in_postgres(running: Stack) -> None:
     late = project.add.options(delay=3600).enqueue(1, 1)
     handle = project.add.options(delay=0.5).enqueue(1, 1)
     assert handle.result(60) == 2
@@ -116,7 +116,7 @@ def test_delay_waits_in_postgres(running: Stack) -> None:
 
 
 @in_database
-def test_a_rolled_back_transaction_leaves_nothing(running: Stack) -> None:
+def test_a_rolled_back_transaction_enqueues_nothing(running: Stack) -> None:
     engine = running.engine.execution_options(isolation_level="READ COMMITTED")
     with Session(engine) as session:
         gone = project.add.enqueue_in(session.connection(), 1, 1)
@@ -129,7 +129,7 @@ def test_a_rolled_back_transaction_leaves_nothing(running: Stack) -> None:
     assert handle.result(60) == 4
 
 
-def test_cancel_pending_and_running(running: Stack, tmp_path: Path) -> None:
+def test_pending_and_running_tasks_are_cancelled(running: Stack, tmp_path: Path) -> None:
     waiting = project.add.options(delay=3600).enqueue(1, 1)
     waiting.cancel()
     with pytest.raises(TaskCancelled):
@@ -145,14 +145,14 @@ def test_cancel_pending_and_running(running: Stack, tmp_path: Path) -> None:
         lambda: running.scalar("SELECT sum(running) FROM orchestrator.workers WHERE state = 'live'") == 0,
         "the worker has stopped the task",
     )
-    handle.cancel()  # as it is
+    handle.cancel()  # no effect on a cancelled task
     ended = project.add.enqueue(1, 2)
     assert ended.result(60) == 3
     with pytest.raises(WrongState, match="it is in state 'success'"):
         ended.cancel()
 
 
-def test_retry_by_hand(running: Stack, tmp_path: Path) -> None:
+def test_a_failed_task_is_retried_by_hand(running: Stack, tmp_path: Path) -> None:
     path = tmp_path / "tries"
     handle = project.flaky.options(retries=0).enqueue(str(path), 1)
     with pytest.raises(TaskFailed):
@@ -161,7 +161,7 @@ def test_retry_by_hand(running: Stack, tmp_path: Path) -> None:
     assert project.app.handle(handle.id).result(60) == 2
 
 
-def test_a_run_of_many(running: Stack) -> None:
+def test_a_run_of_many_tasks_has_results_and_progress(running: Stack) -> None:
     run = project.app.start_many(project.add, [(number, 1) for number in range(500)], name="sums")
     assert run.results(60) == [number + 1 for number in range(500)]
     progress = run.progress()
@@ -181,7 +181,7 @@ def test_a_run_with_a_failure_fails_and_can_be_retried(running: Stack, tmp_path:
     assert run.progress().counters.failed == 0
 
 
-def test_cancel_a_run(running: Stack, tmp_path: Path) -> None:
+def test_cancelling_a_run_cancels_all_its_tasks(running: Stack, tmp_path: Path) -> None:
     started = tmp_path / "started"
     run = project.app.start_many(project.held, [(str(started), str(tmp_path / "never"))] * 2_000)
     eventually(started.exists, "the run runs")
@@ -191,14 +191,14 @@ def test_cancel_a_run(running: Stack, tmp_path: Path) -> None:
     assert (counters.open, counters.cancelled) == (0, 2_000)
 
 
-def test_enqueue_many(running: Stack) -> None:
+def test_many_tasks_are_enqueued_at_once(running: Stack) -> None:
     handles = project.app.enqueue_many(project.add, [(number, 0) for number in range(1_000)])
     assert [handle.result(60) for handle in handles] == list(range(1_000))
 
 
 @pytest.mark.long
-def test_a_large_run_counts_exactly(running: Stack, way: Way) -> None:
-    number = 100_000 if way == "database" else 25_000  # which is about what the API takes in one body
+def test_the_counters_of_a_large_run_are_exact(running: Stack, way: Way) -> None:
+    number = 100_000 if way == "database" else 25_000  # about the maximum of one request body
     run = project.app.start_many(project.noop, [()] * number)
     assert run.wait_ended(150) == "success"
     counters = run.progress().counters

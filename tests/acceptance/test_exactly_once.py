@@ -1,4 +1,4 @@
-"""Workers are killed at every step of a transfer, and the money is counted."""
+"""Workers are killed at every step of a transfer, and the balances are checked."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def worker(stack: Stack, processes: int = 1) -> Process:
 
 
 @pytest.mark.parametrize("deaths", [1, pytest.param(3, marks=pytest.mark.long)])
-def test_every_transfer_happens_once_whenever_its_worker_dies(bank_stack: Stack, tmp_path: Path, deaths: int) -> None:
-    """So many times at each step; others live."""
+def test_every_transfer_happens_once_although_its_worker_dies(bank_stack: Stack, tmp_path: Path, deaths: int) -> None:
+    """`deaths` transfers die at each step; five never do."""
     worker(bank_stack, processes=2)
     steps = [*bank.STEPS * deaths, *["never"] * 5]
     count = len(steps)
@@ -51,29 +51,29 @@ def test_every_transfer_happens_once_whenever_its_worker_dies(bank_stack: Stack,
     assert Counter(row[0] for row in bank_stack.sql("SELECT transfer FROM ledger")) == Counter(range(count))
     died = {int(path.name.removeprefix("died-")) for path in tmp_path.glob("died-*")}
     spared = {number for number, step in enumerate(steps) if step != "never"} - died
-    # A neighbour's death came between its commit and its own, and it did not begin again.
+    # A neighbor killed the process after the commit; the transfer did not start again.
     assert {steps[number] for number in spared} <= {"after the commit"}
 
-    # The attempt that is recorded is the one that wrote.
+    # The recorded attempt is the one that wrote.
     ended = bank_stack.sql("SELECT id, attempt FROM orchestrator.ended_tasks WHERE name = 'bank.transfer'")
     assert len(ended) == count
     attempts: dict[int, int] = dict(bank_stack.sql("SELECT transfer, attempt FROM ledger"))
     by_id = {str(task): attempt for task, attempt in ended}
     assert {number: by_id[handle.id] for number, handle in enumerate(handles)} == attempts
 
-    # One that died after its commit did not begin again.
+    # A transfer that died after its commit did not start again.
     began = Counter(int(line) for line in (tmp_path / "began").read_text().split())
     written = {number: attempts[number] for number, step in enumerate(steps) if step == "after the commit"}
     assert all(began[number] <= attempt for number, attempt in written.items())
 
-    # What it enqueued exists once too.
+    # The task that it enqueued exists once, too.
     receipts = "SELECT count(*) FROM orchestrator.ended_tasks WHERE name = 'bank.receipt' AND status = 'success'"
     eventually(lambda: bank_stack.scalar(receipts) == count, "all receipts")
     eventually(lambda: not bank_stack.sql("SELECT FROM orchestrator.inbox"), "an empty inbox")
     assert bank_stack.sql("SELECT FROM orchestrator.tasks") == []
 
 
-def test_a_worker_that_stood_still_cannot_complete_what_another_has(bank_stack: Stack, tmp_path: Path) -> None:
+def test_a_stalled_worker_cannot_complete_an_attempt_late(bank_stack: Stack, tmp_path: Path) -> None:
     began, over = tmp_path / "began", tmp_path / "over"
     stopped = bank_stack.worker("--app", "bank:app", "--database")
     handle = bank.slow_transfer.enqueue(str(tmp_path), 1)

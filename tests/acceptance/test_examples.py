@@ -29,7 +29,7 @@ def example(served_folder: Path, request: pytest.FixtureRequest) -> Path:
     return served_folder
 
 
-def test_each_example_is_run_and_told_of() -> None:
+def test_each_example_is_tested_and_in_the_index() -> None:
     there = {file.stem for file in EXAMPLES.glob("*.py")} - {"quickstart", "tour", "test_hot_folder"}
     assert there == SHOWN
     index = (EXAMPLES / "README.md").read_text()
@@ -62,17 +62,17 @@ def test_nightly(example: Path) -> None:
 
 @pytest.mark.parametrize("example", ["approval"], indirect=True)
 def test_approval(example: Path) -> None:
-    def shown(order: str) -> str:
+    def run_details(order: str) -> str:
         return run_command(example, "orchestrator", "runs", "show", order)
 
     with working(example, "approval:app"):
         for order, approved in (("o-1", True), ("o-2", False)):
             assert "on its way" in run(example, sys.executable, "approval.py", order)
-            eventually(lambda order=order: "promise approval" in shown(order), "it waits for its approval")  # type: ignore[misc]
+            eventually(lambda order=order: "promise approval" in run_details(order), "it waits for its approval")  # type: ignore[misc]
             decision = json.dumps({"approved": approved, "by": "Ann"})
             run_command(example, "orchestrator", "runs", "resolve", order, "approval", decision)
-        eventually(lambda: "parcel-of-o-1" in shown("o-1"), "it is shipped")
-        eventually(lambda: "turned down by Ann" in shown("o-2"), "it is turned down")
+        eventually(lambda: "parcel-of-o-1" in run_details("o-1"), "it is shipped")
+        eventually(lambda: "turned down by Ann" in run_details("o-2"), "it is turned down")
         refunds = run_command(example, "orchestrator", "tasks", "list", "--name", "approval.refund", "--json")
         assert [task["status"] for task in json.loads(refunds)["tasks"]] == ["success"]
 

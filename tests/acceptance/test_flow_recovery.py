@@ -1,4 +1,4 @@
-"""Scheduler and worker are killed in the middle of every kind of node, and every run goes on as if nothing had been."""
+"""Scheduler and worker are killed in the middle of every kind of node, and every run reaches its result."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ KINDS: dict[str, tuple[dict[str, Any], Any]] = {
     "wait_event": ({"params": {"signal_key": "$shared.flag", "timeout_ms": 600_000}, "post": WORK["post"]}, "here"),
     "approval": ({"params": {"approval_key": "$shared.ok", "timeout_ms": 600_000}, "post": WORK["post"]}, "approved"),
 }
-"""By kind, a node, and what it comes to."""
+"""By kind: a node, and its expected result."""
 TAKES = {"foreach": ("path", "go", "items"), "timer": ("val",), "wait_event": (), "approval": ()}
-"""By kind, the parameters that its flow takes, if not those of the function that most of them call."""
+"""By kind: the parameters of its flow, if not those of the function that most nodes call."""
 LOOP: dict[str, Any] = {
     "start": "node",
     "max_steps": 1_000_000,
@@ -49,7 +49,7 @@ LOOP: dict[str, Any] = {
     },
     "edges": [{"from": "node", "action": "on", "to": "pause"}, {"from": "pause", "to": "node"}],
 }
-"""A choice waits for nothing, so this goes round and round until somebody says stop."""
+"""A choice waits for nothing, so this flow loops until the signal `stop`."""
 _MIDDLE = """
 SELECT (SELECT count(*) FROM orchestrator.tasks WHERE status = 'running') >= 5
    AND (SELECT count(*) FROM orchestrator.timers) >= 3
@@ -68,7 +68,7 @@ SELECT (SELECT count(*) FROM orchestrator.tasks) + (SELECT count(*) FROM orchest
 
 @pytest.mark.parametrize("victims", ["both", "scheduler", "worker"])
 @pytest.mark.long_for("scheduler", "worker")
-def test_somebody_is_killed_in_the_middle_of_every_kind_of_node(stack: Stack, tmp_path: Path, victims: str) -> None:
+def test_runs_survive_kills_in_the_middle_of_every_kind_of_node(stack: Stack, tmp_path: Path, victims: str) -> None:
     log, go, flows = tmp_path / "log", tmp_path / "go", project.app.flows
     scheduler, worker = stack.scheduler(), stack.worker()
     runs = {}

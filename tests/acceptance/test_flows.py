@@ -1,4 +1,4 @@
-"""Flows over HTTP, in the words of the system that they come from, with real services in real processes."""
+"""Flows over HTTP, in the format of the system that they come from, with real services in real processes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ EXPECTED: dict[str, tuple[dict[str, Any], dict[str, Any], str, Any]] = {
     "08_approval": ({"approval": "approved"}, {}, "approved_result", 200),
     "10_full_combo": ({}, {"flag": True}, "end_out", 1000),
 }
-"""By file: further parameters, what is signalled, and what stands where at the end."""
+"""By file: more parameters, the signals to send, and the expected key and value at the end."""
 
 
 def serve(name: str, given: Any, params: dict[str, Any]) -> Any:
-    """Do what a service does."""
+    """Answer as a service."""
     if name == "transform":
         return given * params["mul"] if isinstance(given, (int, float)) else getattr(given, params["op"])()
     return sum(given) if name == "sum" else {"action": params["action"]}
@@ -47,7 +47,7 @@ class _Service(http.server.BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
             answer = {"result": serve(self.path.rpartition("/")[2], asked["input"], asked["params"]), "error": ""}
-        except Exception as error:  # noqa: BLE001  # which is the service's answer
+        except Exception as error:  # noqa: BLE001  # errors are answers of the service
             answer = {"result": None, "error": f"{type(error).__name__}: {error}"}
         body = json.dumps(answer).encode()
         self.send_response(200)
@@ -57,7 +57,7 @@ class _Service(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Stay silent."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def ask(base: str, path: str, body: Any = None) -> Any:
 
 @pytest.fixture(scope="module")
 def base(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Everything, and a worker whose services have registered."""
+    """The API of a stack where a worker has registered services."""
     with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack, services() as url:
         stack.scheduler()
         stack.worker("--allow-command", sys.executable)
@@ -120,7 +120,7 @@ def start(base: str, name: str, definition: str, **params: Any) -> str:
 
 @pytest.mark.skipif(not CONFORMANCE, reason="ORCHESTRATOR_CONFORMANCE is not set: no flows to run")
 @pytest.mark.parametrize("file", sorted(Path(CONFORMANCE or ".").glob("flows/*.yaml")), ids=lambda path: path.stem)
-def test_flows_of_others_come_to_what_they_say(base: str, file: Path) -> None:
+def test_conformance_flows_have_their_expected_results(base: str, file: Path) -> None:
     more, signals, key, value = EXPECTED[file.stem]
     task = start(base, file.stem, file.read_text(), **PARAMS, **more)
     for name, sent in signals.items():
@@ -146,7 +146,7 @@ edges:
 """
 
 
-def test_branches_services_that_fail_or_are_not_there_and_cancelling(base: str) -> None:
+def test_flows_branch_fail_with_their_services_and_can_be_cancelled(base: str) -> None:
     tasks = {
         result: start(base, "demo", DEMO, text="Hi", action=action)
         for action, result in (("loud", "HI"), ("quiet", "hi"))
@@ -177,13 +177,13 @@ def test_branches_services_that_fail_or_are_not_there_and_cancelling(base: str) 
 
 
 def script(**more: Any) -> dict[str, Any]:
-    """Return who runs a command that says what it was given."""
+    """Return an executor whose command prints its input and its parameter `by`."""
     return {"exec_type": "local_script", "script": {"cmd": sys.executable, "args": ["-c", SCRIPT]}, **more}
 
 
 @contextmanager
 def pulling(base: str) -> Iterator[list[dict[str, Any]]]:
-    """Do what is asked of the service `behind`, as somebody behind a firewall; yield what that was."""
+    """Poll and complete the work of the service `behind`, like a client behind a firewall; yield this work."""
     done: list[dict[str, Any]] = []
     stop = threading.Event()
 
@@ -208,8 +208,8 @@ def pulling(base: str) -> Iterator[list[dict[str, Any]]]:
     thread.join()
 
 
-def test_scripts_and_those_who_ask_for_work_run_nodes_branches_items_and_nodes_of_subflows(base: str) -> None:
-    """Each kind of node says by branch, item or sub-node who runs it, with which parameters."""
+def test_scripts_and_pull_clients_run_nodes_branches_items_and_subflow_nodes(base: str) -> None:
+    """Each kind of node sets executors and their parameters by branch, item or sub-node."""
     local = {"exec_type": "local_func", "func": "project.add"}
     behind = {"exec_type": "queue", "service": "behind"}
     at = {"input_key": "$params.val"}

@@ -23,7 +23,7 @@ _TIMEOUT = 60.0
 
 
 def _forked(work: Callable[[], None]) -> int:
-    """Run something in a fork; return its process id. It ends with 0 if nothing was raised."""
+    """Call `work` in a fork; return the child's process id. It exits with 0 if nothing was raised."""
     child = os.fork()
     if child:
         return child
@@ -31,7 +31,7 @@ def _forked(work: Callable[[], None]) -> int:
     try:
         work()
         code = 0
-    except BaseException:  # noqa: BLE001  # the parent looks at how it ends
+    except BaseException:  # noqa: BLE001  # the parent checks the exit code
         traceback.print_exc()
         sys.stderr.flush()
     finally:
@@ -39,7 +39,7 @@ def _forked(work: Callable[[], None]) -> int:
 
 
 def _ends_well(child: int) -> bool:
-    """Wait for a fork, but not for ever: a hanging one is killed."""
+    """Return whether a forked child exits with 0. A child that hangs is killed."""
     deadline = time.monotonic() + _TIMEOUT
     while time.monotonic() < deadline:
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -53,7 +53,7 @@ def _ends_well(child: int) -> bool:
 
 @contextmanager
 def _load(threads: int) -> Iterator[list[BaseException]]:
-    """Enqueue and wait in threads while the block lasts, so that every lock is held now and then."""
+    """Enqueue and wait in threads within the block, so that forks happen while locks are held."""
     stop = threading.Event()
     errors: list[BaseException] = []
 
@@ -61,7 +61,7 @@ def _load(threads: int) -> Iterator[list[BaseException]]:
         try:
             while not stop.is_set():
                 assert project.add.enqueue(number, 1).result(_TIMEOUT) == number + 1
-        except BaseException as error:  # noqa: BLE001  # the test looks at it
+        except BaseException as error:  # noqa: BLE001  # the test checks it
             errors.append(error)
 
     running = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
@@ -75,7 +75,7 @@ def _load(threads: int) -> Iterator[list[BaseException]]:
             thread.join(_TIMEOUT)
 
 
-def test_forks_under_load_have_connections_of_their_own(running: Stack) -> None:
+def test_forks_under_load_open_their_own_connections(running: Stack) -> None:
     def work() -> None:
         for number in range(3):
             assert project.add.enqueue(number, os.getpid()).result(60) == number + os.getpid()
@@ -102,7 +102,7 @@ def _add(number: int) -> int:
     return project.add.enqueue(number, 1).result(60)
 
 
-def test_a_pool_of_forked_processes(running: Stack) -> None:
+def test_a_pool_of_forked_processes_enqueues_and_waits(running: Stack) -> None:
     assert _add(0) == 1
     with multiprocessing.get_context("fork").Pool(3) as pool:
         assert pool.map_async(_add, range(9), chunksize=1).get(_TIMEOUT) == list(range(1, 10))
@@ -111,7 +111,7 @@ def test_a_pool_of_forked_processes(running: Stack) -> None:
     assert _add(1) == 2
 
 
-def test_who_forks_while_it_waits_goes_on_waiting_in_both(running: Stack) -> None:
+def test_a_wait_continues_in_both_processes_after_a_fork(running: Stack) -> None:
     handles = [project.add.enqueue(number, 0) for number in range(3)]
     waiting = as_completed(handles, timeout=60)
     next(waiting)
@@ -127,7 +127,7 @@ def test_who_forks_while_it_waits_goes_on_waiting_in_both(running: Stack) -> Non
     assert _ends_well(child)
 
 
-def test_a_fork_that_forgets_what_it_inherited_disturbs_nobody(running: Stack) -> None:
+def test_a_fork_that_closes_the_application_does_not_affect_its_parent(running: Stack) -> None:
     assert _add(1) == 2
     waiting = as_completed([project.add.enqueue(1, 1)], timeout=60)
 

@@ -1,4 +1,4 @@
-"""The code of the guides that need more than the application: web frameworks, a test session."""
+"""The code of the guides that needs more than the application: web frameworks, a test session."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ SERVERS = {
     ("module", "path", "result"),
     [("fast", "users/Ann", "welcome, Ann"), ("shop", "pictures/a.png", "a.png by shop")],
 )
-def test_web_frameworks(stack: Stack, folder: Path, module: str, path: str, result: str) -> None:
+def test_the_web_framework_examples_enqueue_tasks(
+    stack: Stack, folder: Path, module: str, path: str, result: str
+) -> None:
     body = files_in(REPOSITORY / "docs" / "web.md")[f"{module}.py"]
     used_before_the_fork = f"\n\nBEFORE = {'resize' if module == 'shop' else 'welcome'}.enqueue('before').id\n"
     (folder / f"{module}.py").write_text(body + used_before_the_fork)
@@ -66,7 +68,7 @@ def _post(url: str) -> str:
 
 
 @pytest.mark.long  # test_pytest_plugin.py runs a session of its own in each build
-def test_a_test_session_runs_as_written(folder: Path) -> None:
+def test_the_test_session_of_the_guide_passes(folder: Path) -> None:
     for name, body in files_in(REPOSITORY / "docs" / "testing.md").items():
         (folder / name).write_text(body)
     (folder / "pyproject.toml").write_text('[tool.orchestrator]\napp = "mail:app"\n')

@@ -1,4 +1,4 @@
-"""A handle tells the truth about a task that exists: with keys, after a retry, and in an asynchronous transaction."""
+"""Handles report the truth about existing tasks: with keys, after a retry, and in an asynchronous transaction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack
 from tests.acceptance.ways import Way, both_ways, in_database, use_route  # noqa: F401
 
-pytestmark = pytest.mark.long_for("http")  # of which test_enqueue_to_result.py asks in each build
+pytestmark = pytest.mark.long_for("http")  # test_enqueue_to_result.py covers HTTP in each build
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def running(way: Way, database_url: str, redis_url: str, tmp_path_factory: pytes
     [project.parent_with_keys, project.parent_with_keys_isolated, project.parent_with_keys_in_transaction],
     ids=lambda task: task.name,
 )
-def test_inside_a_task_a_key_leads_to_the_task_that_has_it(running: Stack, parent: Task[[str], list[str]]) -> None:
+def test_a_unique_key_inside_a_task_returns_the_existing_task(running: Stack, parent: Task[[str], list[str]]) -> None:
     ids = parent.enqueue(parent.name).result(60)
     assert len(set(ids)) == 1
     _cancel(project.app.handle(ids[0]))
@@ -58,21 +58,21 @@ def test_inside_a_task_a_key_leads_to_the_task_that_has_it(running: Stack, paren
 
 
 def _cancel(waiting: Handle[Any]) -> None:
-    """Have somebody who waits for its time let go of its key."""
+    """Cancel a delayed task, which releases its key."""
     assert waiting.status() == "pending"
     waiting.cancel()
     with pytest.raises(TaskCancelled):
         waiting.result(60)
 
 
-def test_inside_a_task_an_idempotency_key_belongs_to_one_call(running: Stack) -> None:
+def test_an_idempotency_key_inside_a_task_belongs_to_one_call(running: Stack) -> None:
     ids = project.parent_with_another_call.enqueue("invoice-7").result(60)
     assert len(ids) == 3
     assert len(set(ids)) == 1
     assert project.app.handle(ids[0]).result(60) == 2
 
 
-# -- retried
+# -- retries
 
 
 def _failed_once(path: Path) -> tuple[Any, str]:
@@ -82,19 +82,19 @@ def _failed_once(path: Path) -> tuple[Any, str]:
     return handle, str(path)
 
 
-def test_after_a_retry_the_new_outcome_counts(running: Stack, tmp_path: Path) -> None:
+def test_a_handle_returns_the_new_outcome_after_a_retry(running: Stack, tmp_path: Path) -> None:
     handle, _ = _failed_once(tmp_path / "a")
     handle.retry()
     assert handle.result(60) == 2
 
 
-def test_after_a_retry_by_another_the_new_outcome_counts(running: Stack, tmp_path: Path) -> None:
+def test_a_handle_returns_the_new_outcome_after_another_handles_retry(running: Stack, tmp_path: Path) -> None:
     handle, _ = _failed_once(tmp_path / "a")
     project.app.handle(handle.id).retry()
     assert asyncio.run(handle.aresult(60)) == 2
 
 
-def test_after_a_retry_of_all_that_failed_the_new_outcomes_count(running: Stack, tmp_path: Path) -> None:
+def test_handles_return_the_new_outcomes_after_a_bulk_retry(running: Stack, tmp_path: Path) -> None:
     handles = [_failed_once(tmp_path / name)[0] for name in "abc"]
     assert project.app.retry_failed(name="project.flaky") >= 3
     assert gather(handles, timeout=60) == [2, 2, 2]
@@ -103,7 +103,7 @@ def test_after_a_retry_of_all_that_failed_the_new_outcomes_count(running: Stack,
     assert [handle.result(60) for handle in as_completed(others, timeout=60)] == [2, 2]
 
 
-def test_what_failed_between_the_end_and_the_look_counts_until_it_is_retried(running: Stack, tmp_path: Path) -> None:
+def test_tasks_retried_during_as_completed_return_their_new_outcomes(running: Stack, tmp_path: Path) -> None:
     handles = [project.flaky.options(retries=0).enqueue(str(tmp_path / name), 1) for name in "ab"]
     for handle in as_completed(handles, timeout=60):
         handle.retry()
@@ -112,10 +112,10 @@ def test_what_failed_between_the_end_and_the_look_counts_until_it_is_retried(run
         assert handle.result(60) == 2
 
 
-# -- gathered
+# -- gather
 
 
-def test_who_is_not_there_keeps_nobody_from_the_others(running: Stack) -> None:
+def test_a_missing_task_does_not_affect_other_gathered_results(running: Stack) -> None:
     missing = project.app.handle("01a1e011-4f75-7579-9901-0c678cdbf6c0")
     handles = [project.add.enqueue(1, 1), missing, project.broken.enqueue("x"), project.add.enqueue(2, 2)]
     first, second, third, fourth = gather(handles, timeout=60, return_exceptions=True)
@@ -126,8 +126,8 @@ def test_who_is_not_there_keeps_nobody_from_the_others(running: Stack) -> None:
         missing.result(1)
 
 
-def test_a_result_that_no_longer_fits_its_annotation_keeps_nobody_from_the_others(running: Stack) -> None:
-    """It was stored by a release in which the task returned something else."""
+def test_a_mistyped_result_does_not_affect_other_gathered_results(running: Stack) -> None:
+    """The result was stored by a release in which the task returned another type."""
     other = project.add.enqueue(1, 1)
     unfit: Handle[Any] = Handle(project.app._client, other._id, project.move._signature)
     found, good = gather([unfit, project.add.enqueue(2, 2)], timeout=60, return_exceptions=True)
@@ -136,7 +136,7 @@ def test_a_result_that_no_longer_fits_its_annotation_keeps_nobody_from_the_other
     assert good == 4
 
 
-def test_a_result_that_was_not_kept_is_none(running: Stack) -> None:
+def test_a_result_that_is_not_stored_is_none(running: Stack) -> None:
     unkept = project.add.options(store_result=False)
     handles = [unkept.enqueue(1, 1), project.completes_with_nothing.enqueue(), project.add.enqueue(2, 2)]
     assert gather(handles, timeout=60) == [None, None, 4]
@@ -144,7 +144,7 @@ def test_a_result_that_was_not_kept_is_none(running: Stack) -> None:
     assert project.app.start_many(unkept, [(1, 1), (2, 2)]).results(60) == [None, None]
 
 
-def test_a_context_that_may_be_left_out_is_given_by_a_worker(running: Stack) -> None:
+def test_an_optional_context_is_passed_by_the_worker(running: Stack) -> None:
     assert project.attempt_of(7) == 107
     assert project.attempt_of.enqueue(7).result(60) == 8
 
@@ -159,7 +159,7 @@ def asynchronous(running: Stack) -> AsyncEngine:
 
 
 @in_database
-def test_in_an_asynchronous_transaction(running: Stack, asynchronous: AsyncEngine) -> None:
+def test_tasks_are_enqueued_in_an_asynchronous_transaction(running: Stack, asynchronous: AsyncEngine) -> None:
     async def main() -> list[Any]:
         handles = []
         async with AsyncSession(asynchronous) as session:
@@ -189,7 +189,7 @@ def test_in_an_asynchronous_transaction(running: Stack, asynchronous: AsyncEngin
 
 
 @in_database
-def test_in_a_transaction_of_a_session(running: Stack) -> None:
+def test_tasks_are_enqueued_in_the_transaction_of_a_session(running: Stack) -> None:
     engine = engine_for(running.settings.database_url)
     with Session(engine) as session:
         first = project.add.enqueue_in(session, 1, 2)

@@ -1,4 +1,4 @@
-"""Somebody writes rubbish into every stream and key while real processes work: everything else goes on."""
+"""Garbage is written into every stream and key while real processes work: everything else goes on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def settings() -> dict[str, float]:
 
 
 def rubbish(chance: random.Random) -> bytes:
-    """Return bytes of one kind or another; some of them are messages of somebody else."""
+    """Return garbage of a random kind; some kinds are decodable messages of unknown workers."""
     return chance.choice(
         [
             b"",
@@ -46,7 +46,7 @@ def rubbish(chance: random.Random) -> bytes:
 
 
 def disturb(stack: Stack, chance: random.Random) -> None:
-    """Write rubbish wherever something of ours is read."""
+    """Write garbage wherever the orchestrator reads."""
     redis = stack.redis
     generation = generation_of(stack)
     workers: Any = redis.smembers(KEYS.workers)
@@ -81,7 +81,7 @@ SIGNED = QUICK | {"signing_keys": base64.b64encode(bytes(32)).decode()}
 
 
 @pytest.mark.parametrize("settings", [QUICK, SIGNED], ids=["unsigned", "signed"])
-def test_rubbish_in_every_stream_stops_nothing(stack: Stack) -> None:
+def test_garbage_in_every_stream_stops_nothing(stack: Stack) -> None:
     chance = random.Random(4)
     scheduler = stack.scheduler()
     worker = stack.worker(processes=2)
@@ -102,7 +102,7 @@ def test_rubbish_in_every_stream_stops_nothing(stack: Stack) -> None:
     assert status(stack)["foreign_keys"] == []
 
 
-def test_a_taken_key_is_named_by_the_log_and_by_status_until_it_is_free(stack: Stack) -> None:
+def test_the_log_and_status_report_an_overwritten_key(stack: Stack) -> None:
     scheduler = stack.scheduler()
     worker = stack.worker()
     assert project.add.enqueue(1, 1).result(60) == 2

@@ -1,4 +1,4 @@
-"""Server-sent events of the HTTP API: nobody misses anything, whoever dies meanwhile."""
+"""Server-sent events of the HTTP API: listeners miss no event."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import eventually
 
 GUIDE = pages.REPOSITORY / "docs" / "http-api.md"
 ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
-"""Of nothing."""
+"""An id of no task or run."""
 DAG = {
     "name": "live_dag",
     "tasks": {
@@ -54,7 +54,7 @@ def api(served: tuple[Stack, str]) -> str:
 
 
 STATES = ("snapshot", "task", "end")
-"""Events that tell a state. A snapshot may come again, where the listener may have missed something."""
+"""Events with a state. A snapshot may come again, where the listener may have missed an event."""
 
 
 def test_a_task_is_followed_to_its_end(api: str, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_task_is_followed_to_its_end(api: str, tmp_path: Path) -> None:
     assert (events[-1].kind, events[-1].data["status"], events[-1].id) == ("end", "success", "end")
 
 
-def test_who_comes_after_the_end_hears_it_once(api: str) -> None:
+def test_a_listener_after_the_end_gets_a_snapshot_and_the_end(api: str) -> None:
     task = enqueue(api, "add", 1, 2)
     eventually(lambda: httpx.get(f"{api}/tasks/{task}").json()["task"]["status"] == "success", "it has ended")
     events = Listener(f"{api}/tasks/{task}/events").join()
@@ -88,7 +88,7 @@ def test_who_comes_after_the_end_hears_it_once(api: str) -> None:
     ]
 
 
-def test_what_there_is_not_is_refused_before_the_stream_begins(api: str) -> None:
+def test_invalid_requests_are_rejected_before_the_stream_begins(api: str) -> None:
     for place in (f"tasks/{ID}", f"runs/{ID}"):
         answer = httpx.get(f"{api}/{place}/events")
         assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
@@ -98,7 +98,7 @@ def test_what_there_is_not_is_refused_before_the_stream_begins(api: str) -> None
     assert (head.status_code, head.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
 
 
-def test_a_stream_ends_after_the_time_that_was_asked_for(api: str) -> None:
+def test_a_stream_ends_after_the_requested_seconds(api: str) -> None:
     answer = httpx.get(f"{api}/status/events", params={"seconds": 0.2})
     assert "event: snapshot" in answer.text
     assert answer.headers["cache-control"] == "no-store"
@@ -114,7 +114,7 @@ def test_a_run_is_followed_to_its_end(api: str) -> None:
     assert [event.kind for event in ended] == ["snapshot", "end"]
 
 
-def test_what_the_tasks_of_a_run_say_is_told_as_they_say_it(api: str, tmp_path: Path) -> None:
+def test_log_lines_of_a_run_are_streamed_while_it_runs(api: str, tmp_path: Path) -> None:
     go = tmp_path / "go"
     httpx.post(f"{api}/workflows", json={"definition": TALKING}).raise_for_status()
     run = (
@@ -137,13 +137,13 @@ def test_what_the_tasks_of_a_run_say_is_told_as_they_say_it(api: str, tmp_path: 
     assert {event.data["text"] for event in again if event.kind == "log"} == {"is done", "hello"}
 
 
-def test_a_run_of_code_is_followed_to_its_end(api: str) -> None:
+def test_a_run_of_a_code_workflow_is_followed_to_its_end(api: str) -> None:
     run = project.both.start(1, 2).id
     events = Listener(f"{api}/runs/{run}/events").join()
     assert (events[-1].kind, events[-1].data["status"], events[-1].data["success"]) == ("end", "success", 2)
 
 
-def test_a_queue_tells_every_move_of_its_tasks(api: str) -> None:
+def test_a_queue_stream_reports_every_move_of_its_tasks(api: str) -> None:
     with listening(f"{api}/queues/watched/events") as listener:
         listener.begun()
         tasks = [enqueue(api, "add", number, 1, queue="watched") for number in range(50)]
@@ -155,7 +155,7 @@ def test_a_queue_tells_every_move_of_its_tasks(api: str) -> None:
     assert Counter(move["id"] for move in moves if move["status"] == "dispatched") == Counter(tasks)
 
 
-def test_a_queue_that_is_paused_is_shown_anew(api: str) -> None:
+def test_a_queue_stream_sends_a_snapshot_after_pause_and_resume(api: str) -> None:
     with listening(f"{api}/queues/halting/events") as listener:
         listener.begun()
         httpx.post(f"{api}/queues/halting/pause?new=true").raise_for_status()
@@ -164,7 +164,7 @@ def test_a_queue_that_is_paused_is_shown_anew(api: str) -> None:
         listener.wait_for(lambda: not listener.of("snapshot")[-1]["paused"], "a snapshot of one that goes on")
 
 
-def test_the_system_tells_how_much_moves_and_who_comes_and_goes(served: tuple[Stack, str]) -> None:
+def test_the_status_stream_reports_activity_and_workers(served: tuple[Stack, str]) -> None:
     stack, api = served
     with listening(f"{api}/status/events") as listener:
         listener.begun()
@@ -181,7 +181,7 @@ def test_the_system_tells_how_much_moves_and_who_comes_and_goes(served: tuple[St
         listener.wait_for(lambda: "gone" in states_of_workers(listener), "and left")
 
 
-def test_the_guide_listens_as_written(api: str) -> None:
+def test_the_curl_commands_of_the_guide_listen_as_written(api: str) -> None:
     task, run = enqueue(api, "add", 1, 2), project.both.start(1, 2).id
     listened = [command.line for command in pages.commands(GUIDE) if command.line.startswith("curl -N")]
     assert len(listened) == 4

@@ -1,4 +1,4 @@
-"""Server-sent events while processes are killed, Redis loses its data, keys are revoked and listeners sleep."""
+"""Server-sent events while processes are killed, Redis loses its data, keys are revoked and listeners do not read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.acceptance.stack import Process, Stack
 from tests.waiting import eventually
 
 
-def test_listeners_are_let_go_when_the_server_stops(stack: Stack) -> None:
+def test_streams_end_when_the_server_stops(stack: Stack) -> None:
     stack.scheduler()
     api = stack.api()
     with listening(f"{api}/api/v1/status/events") as listener:
@@ -28,14 +28,14 @@ def test_listeners_are_let_go_when_the_server_stops(stack: Stack) -> None:
 
 
 def restart(stack: Stack, api: str) -> Process:
-    """Kill the API, and serve it anew at the same address."""
+    """Kill the API, and start it at the same address; return the killed process."""
     process = next(one for one in stack.processes if "api" in one.log.name and one.is_running())
     process.kill()
     stack.api(int(api.rpartition(":")[2]))
     return process
 
 
-def test_listeners_go_on_without_a_gap_when_the_api_is_killed(stack: Stack, tmp_path: Path) -> None:
+def test_listeners_miss_no_event_when_the_api_is_killed(stack: Stack, tmp_path: Path) -> None:
     stack.scheduler()
     stack.worker()
     root = stack.api()
@@ -67,7 +67,7 @@ def test_listeners_go_on_without_a_gap_when_the_api_is_killed(stack: Stack, tmp_
         assert len(listener.of("snapshot")) == 1
 
 
-def test_listeners_end_in_the_true_state_when_redis_loses_everything(stack: Stack, tmp_path: Path) -> None:
+def test_listeners_get_the_final_state_after_redis_loses_its_data(stack: Stack, tmp_path: Path) -> None:
     stack.scheduler()
     stack.worker()
     api, go = f"{stack.api()}/api/v1", tmp_path / "go"
@@ -82,7 +82,7 @@ def test_listeners_end_in_the_true_state_when_redis_loses_everything(stack: Stac
     assert [event.kind for event in late][-1] == "end"
 
 
-def test_a_key_that_is_revoked_ends_its_streams(stack: Stack) -> None:
+def test_revoking_a_key_ends_its_streams(stack: Stack) -> None:
     stack.output_of("keys", "create", "another")
     made = stack.output_of("keys", "create", "watcher", "--scope", "read")
     key = next(word for word in made.split() if word.startswith("orc_"))
@@ -99,7 +99,7 @@ def test_a_key_that_is_revoked_ends_its_streams(stack: Stack) -> None:
 
 
 @pytest.mark.long
-def test_who_does_not_read_is_not_waited_for_and_begins_again(stack: Stack) -> None:
+def test_a_listener_that_does_not_read_gets_a_new_snapshot(stack: Stack) -> None:
     stack.scheduler()
     stack.worker("--queues", "n" * 120)
     root = stack.api()
@@ -126,6 +126,6 @@ def test_who_does_not_read_is_not_waited_for_and_begins_again(stack: Stack) -> N
 
 
 def memory(pid: int) -> int:
-    """Bytes that a process has in memory."""
+    """Return a process's resident memory in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))

@@ -1,4 +1,4 @@
-"""What a scheduler, a worker and its processes have in memory, and what a worker process does not load."""
+"""The memory of a scheduler, a worker and its processes, and modules that a worker process does not load."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ NOT_LOADED = {
     "orchestrator.scheduler",
     "orchestrator.api",
 }
-"""What a worker process does without, unless the application loads it."""
+"""Modules that a worker process does not load, unless the application does."""
 MOST = {"scheduler": 62.0, "parent": 24.0, "process": 32.0}
-"""Megabytes, each process with its share of what it shares (PSS): a fifth more than docs/performance.md has."""
+"""Megabytes, each process with its part of shared memory (PSS): a fifth more than docs/performance.md has."""
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux says what is shared")
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), re
 @pytest.fixture(scope="module")
 def stack(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack, using(weighing.app, stack):
-        stack.environment["PYTHONHASHSEED"] = "0"  # so that these are programs of their own, and not forks of one
+        stack.environment["PYTHONHASHSEED"] = "0"  # so that the processes are separate programs, and not forks of one
         yield stack
 
 
@@ -60,13 +60,13 @@ def megabytes(process: psutil.Process, kind: str = "pss") -> float:
 
 
 @pytest.mark.usefixtures("worker")
-def test_a_worker_process_loads_nothing_that_it_does_not_need() -> None:
+def test_a_worker_process_loads_no_unneeded_modules() -> None:
     names = weighing.loaded.enqueue().result(60)
     assert {name for name in names if name in NOT_LOADED} == set()
 
 
-def test_processes_still_share_most_of_their_memory_after_collections(worker: Process) -> None:
-    """A collection writes to each object that Python watches, and so would copy what was loaded before the fork."""
+def test_processes_share_most_memory_after_garbage_collections(worker: Process) -> None:
+    """A garbage collection writes to each tracked object, and so would copy what was loaded before the fork."""
     found = processes(worker)
     collected: set[int] = set()
     while collected != {process.pid for process in found}:
@@ -74,7 +74,7 @@ def test_processes_still_share_most_of_their_memory_after_collections(worker: Pr
     assert max(megabytes(process, "uss") / megabytes(process, "rss") for process in found) < 0.5
 
 
-def test_each_process_stays_within_its_memory(scheduler: Process, worker: Process) -> None:
+def test_each_process_stays_within_its_memory_limit(scheduler: Process, worker: Process) -> None:
     for handle in weighing.app.enqueue_many(weighing.noop, [(number,) for number in range(5_000)]):
         handle.result(60)
     assert megabytes(psutil.Process(scheduler.pid)) < MOST["scheduler"]

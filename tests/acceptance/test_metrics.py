@@ -1,4 +1,4 @@
-"""What processes tell monitoring, scraped as Prometheus does it; by Debian's own, where that is installed."""
+"""Metrics of real processes, scraped as Prometheus does it; by Debian's Prometheus, where that is installed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def expressions() -> list[str]:
 
 
 class Scraped:
-    """Processes that are observed, and where."""
+    """Processes that serve metrics, and their addresses."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
@@ -77,7 +77,7 @@ def scraped(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPath
         yield scraped
 
 
-def test_every_process_is_ready_and_tells_its_part(scraped: Scraped) -> None:
+def test_every_process_is_ready_and_exports_its_metrics(scraped: Scraped) -> None:
     for address in scraped.addresses.values():
         assert httpx.get(f"{address}/healthz").json() == {"status": "ok"}
         eventually(partial(is_ready, address), f"{address} is ready")
@@ -92,17 +92,17 @@ def test_every_process_is_ready_and_tells_its_part(scraped: Scraped) -> None:
     eventually(lambda: scraped.value("api", "orchestrator_workers") == 1, "the leader has mirrored the fleet")
 
 
-def test_rules_and_dashboard_speak_of_metrics_that_exist(scraped: Scraped) -> None:
+def test_rules_and_dashboard_use_existing_metrics(scraped: Scraped) -> None:
     texts = [scraped.text(role) for role in scraped.addresses]
     told = {name for text in texts for name in re.findall(r"^# TYPE (\w+)", text, re.MULTILINE)}
-    told |= {"orchestrator_attempts_lost_total", "orchestrator_attempts_retried_total"}  # of which there were none
+    told |= {"orchestrator_attempts_lost_total", "orchestrator_attempts_retried_total"}  # no such attempts here
     for expression in expressions():
         names = set(re.findall(r"\b(?:orchestrator|process)_\w+", expression))
         assert names, expression
         assert {re.sub("_(bucket|sum|count)$", "", name) for name in names} <= told, expression
 
 
-def test_each_panel_and_rule_says_what_it_is() -> None:
+def test_each_panel_has_a_title_and_each_rule_a_description() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     assert all(panel["title"] for panel in DASHBOARD["panels"])
     for rule in RULES:
@@ -120,7 +120,7 @@ def obstacles(place: str) -> dict[str, str]:
     return found
 
 
-def test_a_process_that_cannot_work_says_why(stack: Stack) -> None:
+def test_a_process_without_redis_is_not_ready_and_says_why(stack: Stack) -> None:
     leader, standby = stack.scheduler("--metrics", "0"), stack.scheduler("--metrics", "0")
     worker = stack.worker("--metrics", "0")
     places = [address(process) for process in (leader, standby, worker)]
@@ -139,7 +139,7 @@ def test_a_process_that_cannot_work_says_why(stack: Stack) -> None:
 
 
 @NEEDS_PROMETHEUS
-def test_promtool_finds_nothing_to_complain_of(scraped: Scraped) -> None:
+def test_promtool_accepts_metrics_and_rules(scraped: Scraped) -> None:
     for role in scraped.addresses:
         checked = subprocess.run(
             ["promtool", "check", "metrics"], input=scraped.text(role), capture_output=True, text=True, timeout=60
@@ -193,7 +193,7 @@ def ask(prometheus: str, path: str, **query: str) -> Any:
 
 
 @NEEDS_PROMETHEUS
-def test_a_real_prometheus_scrapes_all_and_evaluates_every_rule_and_panel(scraped: Scraped, prometheus: str) -> None:
+def test_prometheus_scrapes_all_and_evaluates_every_rule_and_panel(scraped: Scraped, prometheus: str) -> None:
     def missing() -> list[str]:
         targets = (ask(prometheus, "targets") or {"activeTargets": []})["activeTargets"]
         up = [target for target in targets if target["health"] == "up"]

@@ -24,13 +24,13 @@ SETTINGS = {"worker_ttl": 4.0, "heartbeat": 0.5, "webhook_allow": "127.0.0.1"}
 
 
 class Notes:
-    """What the middleware has written down."""
+    """The calls that the middleware has recorded."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def of(self, name: str) -> list[Any]:
-        """Return the notes about a task or workflow."""
+        """Return the recorded calls of a task or workflow."""
         found = [json.loads(line) for line in self._path.read_text().splitlines()] if self._path.exists() else []
         return [[line[0], *line[2:]] for line in found if line[1] == name]
 
@@ -40,7 +40,7 @@ class Notes:
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Iterator[Notes]:
-    """The notes of one test, whose calls are those of a tenant."""
+    """The recorded calls of one test, which acts for a tenant."""
     before = hooked.tenant.set("acme"), hooked.notes.set(str(tmp_path / "notes"))
     yield Notes(tmp_path / "notes")
     hooked.tenant.reset(before[0])
@@ -56,20 +56,20 @@ def worker(leading: Stack) -> Stack:
 AROUND: list[Any] = [["enqueue", "acme"], ["before", 0, "acme"], ["after", "acme"], ["ended", "success", None]]
 
 
-def test_a_thread_and_the_event_loop(worker: Stack, notes: Notes) -> None:
+def test_middleware_runs_in_threads_and_on_the_event_loop(worker: Stack, notes: Notes) -> None:
     assert hooked.in_thread.enqueue().result(30) == "acme False"
     notes.wait("hooked.in_thread", *AROUND)
     assert hooked.on_loop.enqueue().result(30) == "acme"
     notes.wait("hooked.on_loop", *AROUND)
 
 
-def test_a_child_process_and_what_it_enqueues(worker: Stack, notes: Notes) -> None:
+def test_middleware_runs_in_a_child_process_and_for_its_enqueues(worker: Stack, notes: Notes) -> None:
     assert hooked.apart.enqueue().result(60) == "acme"
     notes.wait("hooked.apart", *AROUND)
     notes.wait("hooked.in_thread", *AROUND)
 
 
-def test_a_failure_and_its_retry(worker: Stack, notes: Notes) -> None:
+def test_middleware_sees_a_failure_and_its_retry(worker: Stack, notes: Notes) -> None:
     with pytest.raises(TaskFailed):
         hooked.fails.enqueue().result(30)
     around: list[Any] = [["before", 0, "acme"], ["raised", "ValueError", "acme"], ["ended", "retry", "ValueError"]]
@@ -78,7 +78,7 @@ def test_a_failure_and_its_retry(worker: Stack, notes: Notes) -> None:
 
 
 @pytest.mark.parametrize(("name", "raised"), [("sleeps", "TaskAborted"), ("sleeps_on_loop", "CancelledError")])
-def test_a_cancel(worker: Stack, notes: Notes, name: str, raised: str) -> None:
+def test_middleware_sees_a_cancel(worker: Stack, notes: Notes, name: str, raised: str) -> None:
     handle = application.tasks[f"hooked.{name}"].enqueue()
     notes.wait("acme", ["began"])
     handle.cancel()
@@ -86,20 +86,20 @@ def test_a_cancel(worker: Stack, notes: Notes, name: str, raised: str) -> None:
     notes.wait(f"hooked.{name}", ["enqueue", "acme"], ["before", 0, "acme"], ["raised", raised, "acme"], ended)
 
 
-def test_a_child_process_that_dies(worker: Stack, notes: Notes) -> None:
+def test_middleware_sees_the_death_of_a_child_process(worker: Stack, notes: Notes) -> None:
     hooked.dies.enqueue().result(60)
     again: list[Any] = [["before", "after a loss", "acme"], ["after", "acme"], ["ended", "success", None]]
     lost: list[Any] = [["before", 0, "acme"], ["ended", "lost", "WorkerLost"]]
     notes.wait("hooked.dies", ["enqueue", "acme"], *lost, *again)
 
 
-def test_a_worker_process_that_dies_calls_nobody_and_the_next_attempt_knows(worker: Stack, notes: Notes) -> None:
+def test_a_dead_worker_process_calls_no_hook_until_the_next_attempt(worker: Stack, notes: Notes) -> None:
     hooked.takes_its_worker_along.enqueue().result(60)
     again: list[Any] = [["before", "after a loss", "acme"], ["after", "acme"], ["ended", "success", None]]
     notes.wait("hooked.takes_its_worker_along", ["enqueue", "acme"], ["before", 0, "acme"], *again)
 
 
-def test_an_executor_has_the_hooks_of_the_caller_and_of_the_end(worker: Stack, notes: Notes) -> None:
+def test_a_task_of_an_executor_has_only_enqueue_and_ended_hooks(worker: Stack, notes: Notes) -> None:
     with pytest.raises(TaskFailed):
         hooked.runs_elsewhere.enqueue().result(30)
     ends: list[Any] = [["ended", "retry", "ExitCode"], ["ended", "failure", "ExitCode"]]
@@ -112,7 +112,7 @@ def test_an_executor_has_the_hooks_of_the_caller_and_of_the_end(worker: Stack, n
 
 @contextmanager
 def served() -> Iterator[str]:
-    """A service that answers with the word that it is given."""
+    """Serve a service that returns its input's word; yield the address."""
 
     class Echo(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -132,7 +132,7 @@ def served() -> Iterator[str]:
     server.server_close()
 
 
-def test_turns_live_and_replayed(life: Stack, notes: Notes) -> None:
+def test_middleware_sees_live_and_replayed_turns(life: Stack, notes: Notes) -> None:
     victim = life.worker(*APP, "--queues", "turns")
     handle = hooked.waits.start()
     eventually(lambda: life.scalar("SELECT count(*) FROM orchestrator.promises"), "the promise is open", 30)

@@ -22,14 +22,14 @@ from tests.acceptance.stack import Stack, using
 from tests.waiting import eventually
 
 OTHER = "user"
-"""A word that SQL has for itself, because a namespace may well be one."""
+"""An SQL keyword, because a namespace may be one."""
 
 
 @pytest.fixture(scope="module")
 def two(
     database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory, services: EmbeddedServices
 ) -> Iterator[tuple[Stack, Stack]]:
-    """One stack in the default namespace and one beside it."""
+    """A stack in the default namespace, and one in another."""
     database.upgrade(database_url, namespace=OTHER)
     first = Stack(database_url, redis_url, tmp_path_factory.mktemp("first"))
     second = Stack(database_url, redis_url, tmp_path_factory.mktemp("second"), namespace=OTHER)
@@ -47,7 +47,7 @@ def ended(stack: Stack, schema: str) -> int:
     return int(str(stack.scalar(f'SELECT count(*) FROM "{schema}".ended_tasks')))
 
 
-def test_each_runs_its_own_and_sees_nothing_of_the_other(two: tuple[Stack, Stack], tmp_path: Path) -> None:
+def test_each_namespace_runs_and_sees_only_its_own_tasks(two: tuple[Stack, Stack], tmp_path: Path) -> None:
     first, second = two
     before = ended(first, "orchestrator"), ended(first, OTHER)
     with using(project.app, first):
@@ -65,20 +65,20 @@ def test_each_runs_its_own_and_sees_nothing_of_the_other(two: tuple[Stack, Stack
     assert (ended(first, "orchestrator"), ended(first, OTHER)) == (before[0] + 3, before[1] + 12)
 
 
-def test_a_run_and_a_unique_key_in_each(two: tuple[Stack, Stack]) -> None:
+def test_runs_and_idempotency_keys_are_separate_in_each_namespace(two: tuple[Stack, Stack]) -> None:
     for stack in two:
         with using(project.app, stack):
             run = project.app.start_many(project.add, [(1, 1), (2, 2)], name="same")
             assert run.results(60) == [2, 4]
             task = project.add.options(idempotency_key="order 1")
             assert task.enqueue(1, 2).result(60) == 3
-            assert task.enqueue(1, 2).result(60) == 3  # the same one, each in its own namespace
+            assert task.enqueue(1, 2).result(60) == 3  # the same task, in each namespace
             assert stack.redis.exists(f"{{{stack.settings.namespace}:0}}:generation")
 
 
 @pytest.mark.parametrize("key", [None, "a key"])
-def test_a_task_in_a_transaction_of_the_users_own(two: tuple[Stack, Stack], key: str | None) -> None:
-    """The connection is the user's, and speaks of nobody's namespace before and after."""
+def test_a_task_is_enqueued_in_a_transaction_of_the_user(two: tuple[Stack, Stack], key: str | None) -> None:
+    """The user's own statements on this connection are sent unchanged."""
     _, second = two
     url = second.settings.database_url.replace("postgresql:", "postgresql+psycopg2:")
     engine = create_engine(url)
@@ -97,8 +97,8 @@ def test_a_task_in_a_transaction_of_the_users_own(two: tuple[Stack, Stack], key:
     engine.dispose()
 
 
-def test_a_task_that_completes_in_a_transaction(two: tuple[Stack, Stack]) -> None:
-    """Its own statements are sent as they are written: only ours are about the namespace."""
+def test_a_task_completes_in_a_transaction_of_its_namespace(two: tuple[Stack, Stack]) -> None:
+    """The task's own statements are sent as written: only the orchestrator's statements get the namespace."""
     _, second = two
     with using(project.app, second):
         found, child = project.in_one_transaction.enqueue(2, 3).result(60).split()
@@ -106,7 +106,7 @@ def test_a_task_that_completes_in_a_transaction(two: tuple[Stack, Stack]) -> Non
         assert project.app.handle(child).result(60) == 5
 
 
-def test_only_the_standbys_of_its_namespace_hear_that_a_leader_has_gone(two: tuple[Stack, Stack]) -> None:
+def test_only_standbys_of_the_namespace_hear_of_a_released_lease(two: tuple[Stack, Stack]) -> None:
     url = two[1].settings.database_url
     listener = psycopg2.connect(url)
     listener.autocommit = True
@@ -126,7 +126,7 @@ def test_only_the_standbys_of_its_namespace_hear_that_a_leader_has_gone(two: tup
     engine.dispose()
 
 
-def test_the_commands_look_into_their_namespace(two: tuple[Stack, Stack], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_use_the_configured_namespace(two: tuple[Stack, Stack], monkeypatch: pytest.MonkeyPatch) -> None:
     _, second = two
     with using(project.app, second):
         handle = project.add.options(queue="nobody").enqueue(1, 1)
@@ -143,7 +143,7 @@ def test_the_commands_look_into_their_namespace(two: tuple[Stack, Stack], monkey
         eventually(lambda: handle.status() == "cancelled", "cancelled")
 
 
-def test_a_namespace_without_tables_says_how_to_make_them(
+def test_an_error_about_missing_tables_names_the_upgrade_command(
     two: tuple[Stack, Stack], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, redis_url = two[0].settings.database_url, two[0].settings.redis_url
@@ -162,7 +162,7 @@ def test_a_namespace_without_tables_says_how_to_make_them(
 
 
 def test_a_role_that_may_create_a_schema_is_enough(database_url: str, redis_url: str, tmp_path: Path) -> None:
-    """As managed services give it: no superuser, and owner of nothing but its own schema."""
+    """As on managed services: the role is no superuser, and owns only its own schema."""
     role, namespace = f"tenant_{uuid4().hex[:8]}", f"of_{uuid4().hex[:8]}"
     url = make_url(database_url)
     admin = create_engine(url.set(drivername="postgresql+psycopg2"), isolation_level="AUTOCOMMIT")

@@ -1,4 +1,4 @@
-"""A payload store that is away, that some workers lack, or that others may look into."""
+"""A payload store that is unreachable, that some workers lack, or that outsiders may read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stack(database_url: str, redis_url: str, tmp_path: Path, settings: dict[str,
         yield stack
 
 
-def test_nothing_young_is_collected(stack: Stack) -> None:
+def test_payloads_within_the_grace_period_are_not_collected(stack: Stack) -> None:
     handle = storing.length.enqueue(LARGE)
     stack.sql("DELETE FROM orchestrator.tasks RETURNING 1")
     by = PayloadCollection(stack.engine, stack.settings, threading.Event())
@@ -34,7 +34,7 @@ def test_nothing_young_is_collected(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("is_mount_point", [False, True])
-def test_an_outage_of_the_store_costs_no_try(stack: Stack, is_mount_point: bool) -> None:
+def test_an_outage_of_the_store_counts_as_no_failure(stack: Stack, is_mount_point: bool) -> None:
     stack.scheduler()
     handle, asynchronous = storing.echo.enqueue(LARGE), storing.echo_async.enqueue(LARGE)
     root = Path(stack.settings.payload_store)
@@ -73,7 +73,7 @@ def test_an_outage_of_the_store_fails_no_workflow(stack: Stack) -> None:
     assert stack.scalar("SELECT max(failures) FROM orchestrator.ended_tasks") == 0
 
 
-def test_a_client_is_told_of_an_outage_and_nothing_is_enqueued(stack: Stack) -> None:
+def test_a_client_gets_an_error_and_enqueues_nothing_during_an_outage(stack: Stack) -> None:
     Path(stack.settings.payload_store).touch()
     for call in (storing.length.enqueue, storing.porter.start):
         with pytest.raises(Unavailable, match="The payload store .* cannot be used: .*Not a directory"):
@@ -81,7 +81,7 @@ def test_a_client_is_told_of_an_outage_and_nothing_is_enqueued(stack: Stack) -> 
     assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 0
 
 
-def test_a_worker_without_a_store_gets_nothing_that_it_cannot_read(stack: Stack) -> None:
+def test_a_worker_without_a_store_gets_no_stored_payloads(stack: Stack) -> None:
     stack.scheduler()
     has_store, stack.environment = stack.environment, {**stack.environment}
     del stack.environment["ORCHESTRATOR_PAYLOAD_STORE"]
@@ -100,7 +100,7 @@ def test_a_worker_without_a_store_gets_nothing_that_it_cannot_read(stack: Stack)
 
 
 @pytest.mark.parametrize("settings", [{"data_keys": DATA_KEY}])
-def test_what_is_stored_is_sealed(stack: Stack) -> None:
+def test_stored_payloads_are_sealed(stack: Stack) -> None:
     start(stack)
     assert storing.echo.enqueue(LARGE).result(60) == LARGE
     assert storing.app.start_many(storing.length, [(LARGE,)]).results(60) == [len(LARGE)]

@@ -1,4 +1,4 @@
-"""What is large stands in the payload store, and rows and messages name it."""
+"""Large values are in the payload store; rows and messages refer to them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.waiting import eventually
 
 @pytest.fixture(scope="module")
 def house(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A scheduler and a worker, for many tests; those that have a stack of their own come after them."""
+    """A scheduler and a worker for many tests. Tests with a stack of their own come after them."""
     with storing_stack(database_url, redis_url, tmp_path_factory.mktemp("house")) as stack:
         stack.scheduler()
         stack.worker(*WORKER, "--allow-command", sys.executable)
@@ -43,14 +43,14 @@ def forget(stack: Stack) -> None:
 
 @pytest.fixture
 def running(house: Stack) -> Stack:
-    """The same, without what was there before."""
+    """The stack of `house`, without earlier rows and payloads."""
     forget(house)
     for path in objects(house):
         path.unlink()
     return house
 
 
-def test_arguments_and_results_leave_the_rows(running: Stack) -> None:
+def test_large_arguments_and_results_are_not_in_rows(running: Stack) -> None:
     for task in (storing.echo, storing.echo_async, storing.echo.options(isolation="process")):
         assert task.enqueue(LARGE).result(60) == LARGE
     assert storing.app.start_many(storing.length, [(LARGE,), ([1] * 200_000,)]).results(60) == [len(LARGE), 200_000]
@@ -62,7 +62,7 @@ def test_arguments_and_results_leave_the_rows(running: Stack) -> None:
     assert len(objects(running)) == 3 * 2 + 2 + 1 + 3
 
 
-def test_what_an_executor_brings_leaves_the_rows(running: Stack) -> None:
+def test_a_large_result_of_an_executor_is_not_in_its_row(running: Stack) -> None:
     program = [sys.executable, "-c", "print(chr(34) + 'x' * 200_000 + chr(34))"]
     task = storing.echo.options(executor=Process(command=program))
     assert task.enqueue("small").result(60) == "x" * 200_000
@@ -94,7 +94,7 @@ tasks:
 
 
 @pytest.mark.long  # 200 MB; smaller values are written and read the same way in the other tests
-def test_much_is_written_and_read_by_processes_that_hold_little(running: Stack) -> None:
+def test_large_payloads_are_streamed_with_little_memory(running: Stack) -> None:
     storing.app.workflows.apply(
         loads("""
 name: stream
@@ -135,7 +135,7 @@ def test_small_output_stays_in_its_row(running: Stack) -> None:
     assert objects(running) == []
 
 
-def test_a_worker_that_is_killed_between_payload_and_report_leaves_nothing(running: Stack, tmp_path: Path) -> None:
+def test_a_payload_of_a_worker_killed_before_its_report_is_collected(running: Stack, tmp_path: Path) -> None:
     handle = storing.die_once.enqueue(str(tmp_path / "died"))
     assert handle.result(60) == b"y" * 500_000
     assert len(objects(running)) == 2
@@ -147,13 +147,13 @@ def test_a_worker_that_is_killed_between_payload_and_report_leaves_nothing(runni
     assert objects(running) == []
 
 
-def test_what_workflows_as_code_carry_leaves_the_rows(running: Stack) -> None:
+def test_large_values_of_code_workflows_are_not_in_rows(running: Stack) -> None:
     courier = storing.courier.start(LARGE, 1)
     storing.wrap.start(courier.id, LARGE).result(60)
     assert courier.result(60) == f"{LARGE}nop{LARGE}"
     assert largest_rows(running) < 20_000
-    # Arguments of the two that were started, of a successor and of a child; the signal, once, whoever gets it; the
-    # note; what echo is given and gives; and two results.
+    # Arguments of the two started runs, of a successor and of a child; the signal, once for all its receivers; the
+    # note; the argument and the result of `echo`; and two results.
     assert len(objects(running)) == 10
     last = running.scalar("SELECT run_id FROM orchestrator.histories WHERE kind = 'operation_recorded'")
     history = storing.app.workflow_run(str(last)).history()
@@ -161,7 +161,7 @@ def test_what_workflows_as_code_carry_leaves_the_rows(running: Stack) -> None:
     assert LARGE not in history.to_json()
     collect(running)
     assert len(objects(running)) == 10
-    # The successor keeps the signal that was stored for the run which it goes on from, and the result of its child.
+    # The successor keeps the signal that was stored for the run before it, and the result of its child.
     running.sql(f"DELETE FROM orchestrator.ended_tasks WHERE id <> '{last}' RETURNING 1")
     running.sql(f"DELETE FROM orchestrator.runs WHERE id <> '{last}' RETURNING 1")
     collect(running)
@@ -172,7 +172,7 @@ def test_what_workflows_as_code_carry_leaves_the_rows(running: Stack) -> None:
     assert running.scalar("SELECT count(*) FROM orchestrator.payload_keeps") == 0
 
 
-def test_a_turn_that_is_killed_between_payload_and_report_leaves_nothing(running: Stack, tmp_path: Path) -> None:
+def test_a_payload_of_a_turn_killed_before_its_report_is_collected(running: Stack, tmp_path: Path) -> None:
     handle = storing.doomed.start(str(tmp_path / "died"))
     assert handle.result(60) == b"y" * 500_000
     assert len(objects(running)) == 2
@@ -181,7 +181,7 @@ def test_a_turn_that_is_killed_between_payload_and_report_leaves_nothing(running
     assert storing.app.workflow_run(handle.id).result(60) == b"y" * 500_000
 
 
-def test_a_run_that_is_started_over_or_reset_keeps_what_it_was_given(running: Stack) -> None:
+def test_a_rerun_keeps_the_arguments_of_a_deleted_run(running: Stack) -> None:
     first = storing.porter.start(LARGE)
     assert first.result(60) == f"{LARGE}p"
     again = first.rerun()
@@ -192,7 +192,7 @@ def test_a_run_that_is_started_over_or_reset_keeps_what_it_was_given(running: St
     assert again.rerun().result(60) == f"{LARGE}p"
 
 
-def test_the_end_of_code_starts_a_workflow_whatever_it_was_given(running: Stack) -> None:
+def test_the_end_of_a_run_with_large_arguments_starts_a_workflow(running: Stack) -> None:
     storing.app.workflows.apply(
         loads("""
 name: after-porter
@@ -209,7 +209,7 @@ tasks:
     assert storing.app.handle(str(running.scalar(told))).result(60) == porter.id
 
 
-def test_what_another_row_names_stays(running: Stack) -> None:
+def test_a_payload_that_another_row_refers_to_is_kept(running: Stack) -> None:
     first = storing.followed.enqueue()
     first.result(60)
     eventually(lambda: running.sql("SELECT 1 FROM orchestrator.ended_tasks WHERE name = 'storing.follow'"))
@@ -222,7 +222,7 @@ def test_what_another_row_names_stays(running: Stack) -> None:
     assert running.scalar("SELECT count(*) FROM orchestrator.payload_keeps") == 0
 
 
-def test_what_executions_of_ended_tasks_have_left_is_collected(running: Stack) -> None:
+def test_execution_folders_of_ended_tasks_are_collected(running: Stack) -> None:
     ended, waiting = storing.length.enqueue("abc"), storing.length.options(delay=600).enqueue("abc")
     ended.result(60)
     left = Path(running.settings.payload_store) / running.settings.namespace / "executions"
@@ -236,7 +236,7 @@ def test_what_executions_of_ended_tasks_have_left_is_collected(running: Stack) -
     assert list(left.iterdir()) == []
 
 
-def test_what_was_altered_is_refused_in_words(running: Stack) -> None:
+def test_changed_truncated_or_missing_payloads_are_reported(running: Stack) -> None:
     handle = storing.echo.enqueue("b" * 100_000)
     handle.result(60)
     for path in objects(running):
@@ -257,7 +257,7 @@ def test_what_was_altered_is_refused_in_words(running: Stack) -> None:
         storing.app.handle(handle.id).result(60)
 
 
-def test_a_stored_result_is_answered_as_json(running: Stack) -> None:
+def test_stored_arguments_and_results_are_served_as_json(running: Stack) -> None:
     bytes_, list_, text = storing.write.enqueue(2), storing.numbers.enqueue(3_000), storing.echo.enqueue(LARGE)
     hidden = storing.numbers.options(redact=["text"]).enqueue(3_000)
     for handle in (bytes_, list_, text, hidden):
@@ -294,7 +294,7 @@ def test_a_stored_result_is_answered_as_json(running: Stack) -> None:
 
 
 @pytest.mark.long
-def test_outputs_that_are_very_large_are_answered_by_reference(running: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_large_outputs_are_returned_by_reference(running: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     storing.app.workflows.apply(
         loads("""
 name: heavy

@@ -1,4 +1,4 @@
-"""Everything but the scheduler through PgBouncer in transaction mode: each statement may meet another session."""
+"""All but the scheduler connect through PgBouncer in transaction mode: each statement may use another session."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CALLERS = 12
 
 @pytest.fixture
 def pooled_url(services: EmbeddedServices, database_url: str) -> Iterator[str]:
-    """The database of this module by way of a pooler that has few sessions for all."""
+    """The database of this module, through a pooler with few sessions for all clients."""
     folder = Path(tempfile.mkdtemp(prefix="pgbouncer-"))
     owner = pwd.getpwuid(services.postgres.data.stat().st_uid)
     os.chown(folder, owner.pw_uid, owner.pw_gid)
@@ -67,7 +67,7 @@ def pooled_url(services: EmbeddedServices, database_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def pooled(pooled_url: str, database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Stack]:
-    """Programs, commands, the API and a worker behind the pooler; the scheduler has a connection of its own."""
+    """Programs, commands, the API and a worker behind the pooler; the scheduler connects directly."""
     (tmp_path / "pooled").mkdir()
     with fresh_stack(database_url, redis_url, tmp_path) as direct:
         direct.scheduler()
@@ -83,7 +83,7 @@ def test_programs_workers_commands_and_the_api_share_few_sessions(pooled: Stack)
     key = json.loads(pooled.output_of("keys", "create", "test", "--scope", "read", "--json"))["key"]
 
     def call(number: int) -> list[object]:
-        """Do what programs do."""
+        """Make a program's calls; return the results."""
         handle = project.add.options(idempotency_key=f"k{number}").enqueue(number, 1)
         asked = project.approval.start(60.0)
         later = project.add.options(delay=3600).enqueue(number, 2)
@@ -122,7 +122,9 @@ def test_programs_workers_commands_and_the_api_share_few_sessions(pooled: Stack)
     assert len({answer.text for answer in got}) == 1, "each session shows the same"
 
 
-def test_a_scheduler_behind_the_pooler_says_what_is_wrong(pooled_url: str, redis_url: str, tmp_path: Path) -> None:
+def test_a_scheduler_behind_the_pooler_reports_the_misconfiguration(
+    pooled_url: str, redis_url: str, tmp_path: Path
+) -> None:
     with closing(Stack(pooled_url, redis_url, tmp_path)) as stack, using(project.app, stack):
         scheduler = stack.scheduler(wait=False)
         eventually(

@@ -1,4 +1,4 @@
-"""The fixtures for tests of applications: services for a session, clean for each test, and faults."""
+"""The pytest fixtures for applications: services for a session, emptied for each test, and faults."""
 
 from __future__ import annotations
 
@@ -137,20 +137,18 @@ def wait_for(path):
 PLUGIN = ("-p", "orchestrator.testing.pytest_plugin", "-p", "no:cacheprovider")
 
 
-def test_services_for_a_session_clean_for_each_test(folder: Path) -> None:
+def test_services_last_a_session_and_are_emptied_for_each_test(folder: Path) -> None:
     (folder / "shop.py").write_text(TASKS)
     (folder / "test_shop.py").write_text(TESTS)
     (folder / "pyproject.toml").write_text('[tool.orchestrator]\napp = "shop:app"\n')
-    with (
-        tempfile.TemporaryDirectory() as own
-    ):  # each run of pytest closes the usual folder to Postgres, which is another user
+    with tempfile.TemporaryDirectory() as own:  # each run of pytest closes the usual folder to the user of Postgres
         Path(own).chmod(0o755)
         said = run(folder, sys.executable, "-m", "pytest", "-q", *PLUGIN, ".", PYTEST_DEBUG_TEMPROOT=own)
     assert "7 passed" in said
-    assert float((folder / "took").read_text()) < 0.05  # some 3 ms where nothing else runs
+    assert float((folder / "took").read_text()) < 0.05  # about 3 ms on an idle machine
 
 
-def test_who_names_no_application_is_told_how(folder: Path) -> None:
+def test_a_missing_application_setting_is_explained(folder: Path) -> None:
     (folder / "test_shop.py").write_text("def test_it(orchestrator_app): ...\n")
     with pytest.raises(AssertionError, match=r"(?s)expected an application in the setting app.*Write app = .shop"):
         run(folder, sys.executable, "-m", "pytest", "-q", *PLUGIN, ".")

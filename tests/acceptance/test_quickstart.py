@@ -1,4 +1,4 @@
-"""The first command of README, with servers of its own."""
+"""The first command of the README, with servers of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_it_says_that_everything_runs_when_it_does_and_then_ends_in_good_order() -> None:
+def test_the_quickstart_reports_readiness_and_ends_gracefully() -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
     with tempfile.TemporaryDirectory(prefix="orchestrator-quickstart-") as folder:
         Path(folder).chmod(0o755)  # Postgres may have to run as another user

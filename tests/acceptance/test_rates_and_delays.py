@@ -1,4 +1,4 @@
-"""What is due starts when it is due: rates and delays, by the clock of Postgres."""
+"""Rates and delays: tasks start when they are due, by the clock of Postgres."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def done(stack: Stack, name: str, count: int) -> None:
 
 
 def clear(stack: Stack) -> None:
-    """Forget what an earlier round has left."""
+    """Delete the ended tasks of an earlier round."""
     stack.sql("DELETE FROM orchestrator.ended_tasks; SELECT 1")
 
 
 def until(is_good: Callable[[float], bool], measure: Callable[[], float]) -> list[float]:
-    """Measure until the figure is good, at most ten times: a machine that others use may be slow in any of them."""
+    """Measure until the figure is good, at most ten times: on a shared machine, any round may be slow."""
     found: list[float] = []
     while len(found) < 10 and not (found and is_good(found[-1])):
         found.append(measure())
@@ -41,7 +41,7 @@ def until(is_good: Callable[[float], bool], measure: Callable[[], float]) -> lis
 
 
 @pytest.mark.parametrize(("task", "pace"), [(project.ten_a_second, 10), (project.hundred_a_second, 100)])
-def test_a_burst_of_one_gives_the_whole_rate(running: Stack, task: Task[[], None], pace: int) -> None:
+def test_a_rate_with_a_burst_of_one_is_reached(running: Stack, task: Task[[], None], pace: int) -> None:
     def found() -> float:
         clear(running)
         project.app.enqueue_many(task, [()] * (2 * pace + 1))
@@ -53,7 +53,7 @@ def test_a_burst_of_one_gives_the_whole_rate(running: Stack, task: Task[[], None
     assert 0.7 * pace < paces[-1] < 1.05 * pace
 
 
-def test_what_is_delayed_starts_when_its_time_has_come(running: Stack) -> None:
+def test_delayed_tasks_start_on_time(running: Stack) -> None:
     delays = [0.2 + 0.037 * number for number in range(40)]
 
     def late() -> float:
@@ -68,4 +68,4 @@ def test_what_is_delayed_starts_when_its_time_has_come(running: Stack) -> None:
 
     medians = until(lambda median: median < 0.035, late)
     print("late by", ", ".join(f"{1000 * one:.1f}" for one in medians), "ms (median)")
-    assert medians[-1] < 0.035  # Redis's own timer would make that fifty, on any machine
+    assert medians[-1] < 0.035  # with Redis's own timer it would be 50 ms, on any machine

@@ -1,4 +1,4 @@
-"""Whatever dies in between: nothing is lost, nothing is recorded twice."""
+"""Any process may die: no task is lost, and no outcome is recorded twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESULTS = "SELECT count(*), count(DISTINCT id) FROM orchestrator.ended_tasks WHE
 
 @pytest.fixture
 def settings() -> dict[str, float]:
-    """Impatient, so that the tests need not be patient."""
+    """Short timeouts, so that the tests take little time."""
     return {"worker_ttl": 2.0, "heartbeat": 0.5, "lease": 2.0}
 
 
@@ -31,7 +31,7 @@ def lines(path: Path) -> list[str]:
 
 
 def started_by(path: Path, count: int = 1) -> list[int]:
-    """Wait until the task has started `count` times; return the processes."""
+    """Wait until the task has started `count` times; return the process ids."""
     eventually(lambda: len(lines(path)) >= count, f"{count} starts in {path.name}")
     return [int(line) for line in lines(path)]
 
@@ -43,8 +43,8 @@ def all_succeed_once(stack: Stack, count: int, timeout: float = 60.0) -> None:
     assert stack.scalar("SELECT coalesce(sum(failures), 0) FROM orchestrator.ended_tasks") == 0
 
 
-def lost_because(stack: Stack) -> str:
-    """Return what is recorded of the one attempt that was lost."""
+def loss_message(stack: Stack) -> str:
+    """Return the recorded error of the one lost attempt."""
     return str(stack.scalar("SELECT error ->> 'message' FROM orchestrator.attempts WHERE outcome = 'lost'"))
 
 
@@ -62,7 +62,7 @@ def test_a_killed_process_loses_no_task(stack: Stack, tmp_path: Path) -> None:
         lambda: scheduler.logged("its process died: signal 9 (SIGKILL)' attempts=1"),
         "the leader does not wait until it counts as lost",
     )
-    assert lost_because(stack).startswith("The process that ran this attempt died: signal 9 (SIGKILL). ")
+    assert loss_message(stack).startswith("The process that ran this attempt died: signal 9 (SIGKILL). ")
     all_succeed_once(stack, 1)
     assert stack.sql("SELECT outcome FROM orchestrator.attempts") == [("lost",)]
 
@@ -79,11 +79,11 @@ def test_a_killed_machine_loses_no_task(stack: Stack, tmp_path: Path) -> None:
     handle.result(60)
     all_succeed_once(stack, 1)
     assert scheduler.log.read_text().count("reason='not heard from for ") == 1
-    assert lost_because(stack).startswith("The worker that had this attempt was not heard from for ")
+    assert loss_message(stack).startswith("The worker that had this attempt was not heard from for ")
 
 
 @pytest.mark.parametrize("machine", [False, True])
-def test_a_task_that_must_not_start_twice_fails_with_its_worker(stack: Stack, tmp_path: Path, machine: bool) -> None:
+def test_a_task_that_must_not_start_twice_fails_when_lost(stack: Stack, tmp_path: Path, machine: bool) -> None:
     stack.scheduler()
     first = stack.worker()
     started = str(tmp_path / "started")
@@ -131,7 +131,7 @@ def test_a_long_task_runs_once_while_its_worker_lives(stack: Stack, tmp_path: Pa
     assert len(lines(tmp_path / "started")) == 1
 
 
-def test_a_task_that_kills_its_process_is_stopped_and_its_neighbours_live(stack: Stack, tmp_path: Path) -> None:
+def test_a_task_that_kills_its_process_fails_and_other_tasks_succeed(stack: Stack, tmp_path: Path) -> None:
     stack.scheduler()
     stack.worker(processes=2)
     culprit = project.kills_its_process.enqueue(str(tmp_path / "kills"))
@@ -144,7 +144,7 @@ def test_a_task_that_kills_its_process_is_stopped_and_its_neighbours_live(stack:
     assert stack.sql("SELECT failures, losses FROM orchestrator.ended_tasks WHERE status = 'failed'") == [(0, 3)]
 
 
-def test_a_killed_leader_loses_and_repeats_nothing(stack: Stack, tmp_path: Path) -> None:
+def test_a_killed_leader_loses_no_task_and_records_none_twice(stack: Stack, tmp_path: Path) -> None:
     for _ in range(2):
         stack.scheduler()
     stack.worker(processes=2)
@@ -160,13 +160,13 @@ def test_a_killed_leader_loses_and_repeats_nothing(stack: Stack, tmp_path: Path)
     assert stack.scalar("SELECT term >= 4 FROM orchestrator.leases") is True
 
 
-def standing_by(stack: Stack) -> list[int]:
-    """Return the processes that people are shown as standbys."""
+def standby_pids(stack: Stack) -> list[int]:
+    """Return the process ids of the announced standbys."""
     return [int(one.address.rpartition(":")[2]) for one in list_standbys(stack.redis, Keys())]
 
 
 @pytest.mark.parametrize("settings", [{"lease": 60.0}])
-def test_two_schedulers_and_exactly_one_writes(stack: Stack) -> None:
+def test_only_one_of_two_schedulers_leads(stack: Stack) -> None:
     schedulers = [stack.scheduler(), stack.scheduler()]
     stack.worker(processes=2)
     run = project.app.start_many(project.noop, [()] * 2_000)
@@ -174,22 +174,22 @@ def test_two_schedulers_and_exactly_one_writes(stack: Stack) -> None:
     assert sum(scheduler.logged("scheduler.leading term=") for scheduler in schedulers) == 1
     assert stack.scalar("SELECT term FROM orchestrator.leases") == 1
     standby = next(scheduler for scheduler in schedulers if scheduler is not stack.leader())
-    eventually(lambda: standing_by(stack) == [standby.pid], "people see who stands by")
+    eventually(lambda: standby_pids(stack) == [standby.pid], "people see who stands by")
     stack.leader().stop()
     eventually(lambda: standby.logged("scheduler.leading term=2"), "the standby takes over")
-    eventually(lambda: standing_by(stack) == [], "and people see that nobody does")
+    eventually(lambda: standby_pids(stack) == [], "and people see that nobody does")
     assert project.add.enqueue(1, 1).result(60) == 2
 
 
 class TestLongLease:
-    """A lease that nobody would wait for."""
+    """A lease that is too long to wait for."""
 
     @pytest.fixture
     def settings(self) -> dict[str, float]:
         return {"lease": 120.0}
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["told", "terminal closed"])
-    def test_a_leader_that_leaves_wakes_the_standby(self, stack: Stack, number: signal.Signals) -> None:
+    def test_a_leader_that_stops_wakes_the_standby(self, stack: Stack, number: signal.Signals) -> None:
         first = stack.scheduler()
         eventually(lambda: first.logged("scheduler.leading term=1"), "the first leads")
         second = stack.scheduler()
@@ -211,14 +211,14 @@ def test_a_leader_that_was_stopped_past_its_lease_steps_down(stack: Stack) -> No
     eventually(lambda: second.logged("scheduler.leading term=2"), "the second leads")
     first.signal(signal.SIGCONT)
     assert run.wait_ended(60) == "success"
-    said = ("scheduler.deposed", "Postgres cannot be used", "in one tick")  # by where it was stopped
+    said = ("scheduler.deposed", "Postgres cannot be used", "in one tick")  # depends on where it was stopped
     eventually(lambda: any(map(first.logged, said)), "the first stands by")
     all_succeed_once(stack, 3_000)
     assert stack.leader() is second
 
 
 @pytest.mark.parametrize("settings", [{"worker_ttl": 4.0, "heartbeat": 0.5}])
-def test_flushall_during_a_run(stack: Stack, tmp_path: Path) -> None:
+def test_a_run_survives_flushall(stack: Stack, tmp_path: Path) -> None:
     stack.scheduler()
     stack.worker(processes=2)
     holding = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
@@ -236,8 +236,8 @@ def test_flushall_during_a_run(stack: Stack, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", ["1-1-cafe", "9-3-cafe"])
-def test_workers_leave_what_a_lost_database_had_begun(stack: Stack, left: str) -> None:
-    """Redis still has a generation of a Postgres that is gone, of the number of the first of the new one, or later."""
+def test_workers_leave_the_generation_of_a_lost_database(stack: Stack, left: str) -> None:
+    """Redis has a generation of a lost Postgres, with the number of the new one's first generation, or a later one."""
     keys = Keys()
     stack.redis.set(keys.generation, left)
     stack.redis.set(keys.server, stack.redis.info("server")["run_id"])
@@ -248,7 +248,7 @@ def test_workers_leave_what_a_lost_database_had_begun(stack: Stack, left: str) -
     assert project.add.enqueue(1, 2).result(60) == 3
 
 
-def test_a_worker_that_was_stopped_comes_back_humbly(stack: Stack, tmp_path: Path) -> None:
+def test_a_resumed_worker_drops_its_lost_task_and_works_again(stack: Stack, tmp_path: Path) -> None:
     scheduler = stack.scheduler()
     first = stack.worker()
     handle = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
@@ -257,7 +257,7 @@ def test_a_worker_that_was_stopped_comes_back_humbly(stack: Stack, tmp_path: Pat
     first.signal_group(signal.SIGSTOP)
     started_by(tmp_path / "started", 2)
     assert scheduler.log.read_text().count("reason='not heard from for ") == 1
-    assert lost_because(stack).startswith("The worker that had this attempt was not heard from for ")
+    assert loss_message(stack).startswith("The worker that had this attempt was not heard from for ")
     first.signal_group(signal.SIGCONT)
     eventually(lambda: first.logged("worker.cut_off"), "it asks")
     (tmp_path / "go").touch()
@@ -269,7 +269,7 @@ def test_a_worker_that_was_stopped_comes_back_humbly(stack: Stack, tmp_path: Pat
     assert [each.result(60) for each in many] == list(range(300)), "the first works again"
 
 
-def test_drain_finishes_what_runs_and_hands_back_the_rest(stack: Stack, tmp_path: Path) -> None:
+def test_a_drain_finishes_running_tasks_and_returns_the_rest(stack: Stack, tmp_path: Path) -> None:
     stack.scheduler()
     worker = stack.worker("--concurrency", "2")
     run = project.app.start_many(project.held, [(str(tmp_path / "started"), str(tmp_path / "go"))] * 5)
@@ -287,7 +287,7 @@ def test_drain_finishes_what_runs_and_hands_back_the_rest(stack: Stack, tmp_path
 
 
 @pytest.mark.parametrize("settings", [{"drain_timeout": 600.0}])
-def test_a_drain_does_not_wait_for_a_scheduler_that_is_gone(stack: Stack, tmp_path: Path) -> None:
+def test_a_drain_does_not_wait_for_a_dead_scheduler(stack: Stack, tmp_path: Path) -> None:
     scheduler = stack.scheduler()
     worker = stack.worker()
     handle = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
@@ -303,13 +303,13 @@ def test_a_drain_does_not_wait_for_a_scheduler_that_is_gone(stack: Stack, tmp_pa
 
 
 class TestDrainTimeout:
-    """What is still running when the time to drain is over."""
+    """Tasks that still run when the drain timeout is over."""
 
     @pytest.fixture
     def settings(self) -> dict[str, float]:
         return {"worker_ttl": 2.0, "heartbeat": 0.5, "drain_timeout": 0.5}
 
-    def test_it_ends_with_the_worker_and_runs_elsewhere_free_of_charge(self, stack: Stack, tmp_path: Path) -> None:
+    def test_a_running_task_is_returned_and_runs_elsewhere_uncharged(self, stack: Stack, tmp_path: Path) -> None:
         stack.scheduler()
         worker = stack.worker()
         handle = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
@@ -326,7 +326,7 @@ class TestDrainTimeout:
         assert stack.sql("SELECT outcome FROM orchestrator.attempts") == [("returned",)]
 
 
-def test_burst_works_until_empty_and_exits(stack: Stack) -> None:
+def test_a_burst_worker_empties_the_queue_and_exits(stack: Stack) -> None:
     stack.scheduler()
     handles = project.app.enqueue_many(project.add, [(number, 0) for number in range(500)])
     worker = stack.worker("--burst", wait=False)

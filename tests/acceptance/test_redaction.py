@@ -1,4 +1,4 @@
-"""Secrets in arguments and results: programs and workers have them, and nobody is shown them, anywhere."""
+"""Secrets in arguments and results: programs and workers get them, and all views and logs redact them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def http(stack: Stack) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def ids(stack: Stack, http: httpx.Client) -> dict[str, str]:
-    """A task that succeeded, one that failed, a run of steps and one of code."""
+    """Ids of a succeeded and a failed task, and of runs of a DAG, of code and of a flow."""
     namespace: dict[str, Any] = {"__name__": "project"}
     exec(compile(APP, "project.py", "exec"), namespace)
     application = Orchestrator(stack.settings)
@@ -114,7 +114,7 @@ def ids(stack: Stack, http: httpx.Client) -> dict[str, str]:
     return {"done": done.id, "failed": failed.id, "run": run, "code": code.id, "graph": graph.id}
 
 
-def hides(text: str, where: str) -> None:
+def assert_redacted(text: str, where: str) -> None:
     for secret in (SECRET, CARD, CARD[::-1], TOKEN):
         assert secret not in text, f"{where}: {text}"
 
@@ -156,38 +156,36 @@ def given(path: str) -> dict[str, str]:
         "flows watch {graph}",
     ],
 )
-def test_every_command_hides_them(stack: Stack, ids: dict[str, str], words: str) -> None:
+def test_every_command_redacts_secrets(stack: Stack, ids: dict[str, str], words: str) -> None:
     done = stack.command(*words.format(**ids).split())
     assert done.exit_code == 0, done.stderr
-    hides(done.stdout + done.stderr, words)
+    assert_redacted(done.stdout + done.stderr, words)
     if " show " in words:
         assert "•••" in done.stdout
 
 
-def test_a_client_over_http_is_shown_no_secrets_and_a_program_has_its_results(
-    stack: Stack, ids: dict[str, str]
-) -> None:
+def test_views_over_http_are_redacted_and_programs_get_results(stack: Stack, ids: dict[str, str]) -> None:
     with contextlib.closing(Orchestrator(replace(stack.settings, api_url=stack.api(), redact=""))) as application:
         backend = application._client.backend.flows
         graph = UUID(ids["graph"])
         told = str((backend.show(graph.bytes), backend.runs(), backend.node_runs(graph.bytes)))
-        hides(told, "the client")
+        assert_redacted(told, "the client")
         assert TOKEN[::-1] not in told, "which the task itself says is secret"
         assert application.flows.run(graph).shared()["entered"]["password"] == SECRET
 
 
-def test_a_call_by_name_says_itself_what_is_secret(http: httpx.Client) -> None:
+def test_a_call_by_name_may_declare_its_secrets(http: httpx.Client) -> None:
     call = {"name": "project.login", "args": ["carol", TOKEN], "kwargs": {"password": SECRET}, "redact": ["@1"]}
     task = http.post("/api/v1/tasks", json=call).json()["id"]
     answer = eventually(
         lambda: (found := http.get(f"/api/v1/tasks/{task}")).json()["task"]["status"] == "success" and found.text,
         "it has ended",
     )
-    hides(answer, "the task")
+    assert_redacted(answer, "the task")
 
 
 @pytest.mark.parametrize("given", [{"args": ["dave", TOKEN]}, {"kwargs": {"user": "dave", "token": TOKEN}}])
-def test_a_call_by_name_hides_what_its_function_names(http: httpx.Client, given: dict[str, Any]) -> None:
+def test_a_call_by_name_redacts_secrets_declared_by_its_function(http: httpx.Client, given: dict[str, Any]) -> None:
     def post() -> Any:
         answer = http.post("/api/v1/tasks", json={"name": "project.login", **given}).json()
         return "warning" not in answer and answer["id"]
@@ -197,19 +195,19 @@ def test_a_call_by_name_hides_what_its_function_names(http: httpx.Client, given:
         lambda: (found := http.get(f"/api/v1/tasks/{task}")).json()["task"]["status"] == "success" and found.text,
         "it has ended",
     )
-    hides(answer, "the task")
+    assert_redacted(answer, "the task")
 
 
-def test_no_log_has_them(stack: Stack, ids: dict[str, str]) -> None:
+def test_logs_contain_no_secrets(stack: Stack, ids: dict[str, str]) -> None:
     del ids
     logs = sorted(Path(stack.folder).glob("*.log"))
     for log in logs:
-        hides(log.read_text(), log.name)
+        assert_redacted(log.read_text(), log.name)
     for line in ("printed ••• and •••", "logged ••• and •••", "said ••• and •••"):
         eventually(lambda: line in "".join(log.read_text() for log in logs), line)  # noqa: B023
 
 
-def test_the_error_is_stored_without_them(stack: Stack, ids: dict[str, str]) -> None:
+def test_the_stored_error_contains_no_secrets(stack: Stack, ids: dict[str, str]) -> None:
     [(error,)] = stack.sql("SELECT error::text FROM orchestrator.ended_tasks WHERE id = :id", id=ids["failed"])
-    hides(error, "the stored error")
+    assert_redacted(error, "the stored error")
     assert "mallory" in error

@@ -1,7 +1,7 @@
 """Processes of the last three schemas on the newest one, under load: upgrade, rollback, upgrade.
 
-The releases are commits of this repository. What was accepted and what has run is compared by the test itself, from a
-file that each task writes a line to, and from the tables.
+The releases are commits of this repository. The test compares accepted and executed work, from a file that each task
+writes a line to, and from the tables.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def git(*words: str) -> bytes:
 
 @pytest.fixture(params=[1, 2, 3], ids=["last", "second-last", "third-last"])
 def old(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
-    """The last commit before the newest change of the schema, or before the ones before; and its revision."""
+    """The last commit before the newest change of the schema, or before an earlier change; and its revision."""
     changes = git("log", "-G^REVISION = ", "--format=%H", "--", "orchestrator/store/database.py").decode().split()
     if len(changes) < request.param:
         pytest.skip("the history of this clone does not reach so far back")
     commit = f"{changes[request.param - 1]}^"
     folder = tmp_path / "old"
     with tarfile.open(fileobj=io.BytesIO(git("archive", commit, "orchestrator", "workers", "migrations"))) as files:
-        files.extractall(folder, filter="fully_trusted")  # the package has links to the other two
+        files.extractall(folder, filter="fully_trusted")  # the package has symlinks to the other two
     revision = re.search(r'^REVISION = "(\d+)"', (folder / "orchestrator/store/database.py").read_text(), re.MULTILINE)
     assert revision is not None
     return folder, revision[1]
@@ -125,7 +125,7 @@ class Fleets:
         log = self._folder / f"{self._count}-{words[0]}.log"
         process = Process([*words], self._environment(release), log, self._folder)
         self.stack.processes.append(process)
-        is_ready = re.compile(r"scheduler[. ]ready|process\.ready|process \d+ ready")  # as each release says it
+        is_ready = re.compile(r"scheduler[. ]ready|process\.ready|process \d+ ready")  # the wording differs by release
         eventually(lambda: is_ready.search(log.read_text()), f"{words[0]} of {release} is ready, see {log}", 60)
         return process
 
@@ -136,7 +136,7 @@ class Fleets:
         return self.start(release, "worker", "--app", "shop:app", "--processes", "1")
 
     def load(self, release: Path) -> Path:
-        """Have a program of a release enqueue until the file that is returned exists."""
+        """Start a program of a release that enqueues until the returned file exists."""
         self._count += 1
         stop = self._folder / f"stop-{self._count}"
         accepted = self._folder / f"accepted-{self._count}"
@@ -147,12 +147,12 @@ class Fleets:
         return stop
 
     def goes_on(self) -> None:
-        """Wait until what is running has done a hundred tasks more."""
+        """Wait until the running processes have done a hundred more tasks."""
         before = len(self.ledger.read_text().split())
         eventually(lambda: len(self.ledger.read_text().split()) > before + 100, "tasks run", 60)
 
     def expected(self) -> list[str]:
-        """What the programs have been told is accepted; they have ended well."""
+        """Wait for the programs to exit with 0; return the keys of all work that was accepted."""
         found: list[str] = []
         for process, accepted in self._loads:
             assert process.wait(60) == 0, accepted
@@ -179,7 +179,7 @@ def fleets(services: EmbeddedServices, redis_url: str, tmp_path: Path) -> Iterat
         stack.close()
 
 
-def test_upgrade_rollback_upgrade(fleets: Fleets, old: tuple[Path, str]) -> None:
+def test_upgrade_rollback_and_upgrade_lose_and_repeat_nothing(fleets: Fleets, old: tuple[Path, str]) -> None:
     release, revision = old
     knows_the_mark = revision > compatibility.FIRST
     assert fleets.command(release, "db", "upgrade")[0] == 0

@@ -66,7 +66,7 @@ def late(session: str = Depends(session)) -> None:
 """
 
 
-def test_a_worker_opens_and_closes_them(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_opens_and_closes_resources(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "code"
     folder.mkdir()
     (folder / "resourceful.py").write_text(MODULE)
@@ -103,7 +103,7 @@ def test_a_worker_opens_and_closes_them(stack: Stack, tmp_path: Path, monkeypatc
     del sys.modules["resourceful"]
 
 
-def test_a_lifespan_that_fails_keeps_the_process_from_starting(stack: Stack, tmp_path: Path) -> None:
+def test_a_failing_lifespan_keeps_the_process_from_starting(stack: Stack, tmp_path: Path) -> None:
     folder = tmp_path / "code"
     folder.mkdir()
     (folder / "lifeless.py").write_text(MODULE + '\n@app.lifespan\ndef broken():\n    raise OSError("no model")\n')
@@ -113,7 +113,7 @@ def test_a_lifespan_that_fails_keeps_the_process_from_starting(stack: Stack, tmp
     worker.stop()
 
 
-def test_one_that_never_closes_does_not_keep_the_process(stack: Stack, tmp_path: Path) -> None:
+def test_a_lifespan_that_never_closes_does_not_block_a_stop(stack: Stack, tmp_path: Path) -> None:
     folder = tmp_path / "code"
     folder.mkdir()
     code = "\n@app.lifespan\ndef hanging():\n    yield\n    say('hangs')\n    time.sleep(1000)\n"

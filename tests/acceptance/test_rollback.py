@@ -1,4 +1,4 @@
-"""Processes of this release on the schema of a newer one: after a rollback, or in the middle of a deploy."""
+"""Processes of this release on the schema of a newer release: after a rollback, or in the middle of a deploy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def downgrade() -> None:
 
 
 class Newer:
-    """A newer release, which has migrations of its own."""
+    """A newer release, with its own migrations."""
 
     def __init__(self, stack: Stack, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._stack = stack
@@ -47,7 +47,7 @@ class Newer:
         database.upgrade(self._stack.settings.database_url)
 
     def undo(self, monkeypatch: pytest.MonkeyPatch, revision: str) -> None:
-        """Go back to an earlier revision of its own."""
+        """Downgrade to an earlier revision of the newer release."""
         monkeypatch.setattr(database, "REVISION", self._newest)
         database.downgrade(self._stack.settings.database_url, revision)
 
@@ -57,7 +57,7 @@ def command(stack: Stack, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_newer_schema_is_used_with_a_warning_or_refused_in_one_line(
+def test_a_newer_schema_is_used_with_a_warning_or_rejected(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known, release = database.REVISION, Newer(stack, tmp_path, monkeypatch)

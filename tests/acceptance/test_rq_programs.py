@@ -1,4 +1,4 @@
-"""Programs written for RQ run by changing their imports: tests on real schedulers and workers."""
+"""RQ programs run with only their imports changed, on real schedulers and workers."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_jobs_start_at_their_time(shop: Stack) -> None:
         soon.requeue()
 
 
-def test_a_job_waits_for_those_that_it_depends_on(shop: Stack, tmp_path: Path) -> None:
+def test_a_job_waits_for_its_dependencies(shop: Stack, tmp_path: Path) -> None:
     held = queue.enqueue(rq_shop.hold, str(tmp_path))
     other = queue.enqueue(rq_shop.decorated, "b")
     job = Queue("high").enqueue(rq_shop.sum_up, depends_on=[held, other])
@@ -142,7 +142,7 @@ def test_a_job_waits_for_those_that_it_depends_on(shop: Stack, tmp_path: Path) -
     assert [one.id for one in job.fetch_dependencies()] == [held.id, other.id]
 
 
-def test_a_failed_dependency_fails_the_job_unless_it_is_allowed(shop: Stack) -> None:
+def test_a_failed_dependency_fails_the_job_unless_allowed(shop: Stack) -> None:
     failed = queue.enqueue(rq_shop.fail, "no")
     bound = queue.enqueue(rq_shop.later, 1, depends_on=failed)
     free = queue.enqueue(rq_shop.later, 1, depends_on=Dependency(failed, allow_failure=True))
@@ -162,7 +162,7 @@ def test_callbacks_are_called_in_the_job(shop: Stack, tmp_path: Path) -> None:
     assert words(tmp_path)[1:] == ["failure KeyError 'bad'"]
 
 
-def test_a_job_is_stopped_and_its_callback_called(shop: Stack, tmp_path: Path) -> None:
+def test_a_stopped_job_calls_its_callback(shop: Stack, tmp_path: Path) -> None:
     job = queue.enqueue(rq_shop.hold, str(tmp_path), on_stopped=rq_shop.on_stopped)
     eventually(lambda: (tmp_path / "began").exists(), "it has begun")
     job.cancel()
@@ -172,7 +172,7 @@ def test_a_job_is_stopped_and_its_callback_called(shop: Stack, tmp_path: Path) -
     assert Job.fetch(job.id).is_canceled
 
 
-def test_a_job_that_blocks_is_stopped_or_timed_out_and_its_callbacks_called(shop: Stack, tmp_path: Path) -> None:
+def test_a_blocking_job_is_stopped_or_times_out_with_its_callbacks(shop: Stack, tmp_path: Path) -> None:
     late = tmp_path / "late"
     late.mkdir()
     both: dict[str, Any] = {"on_stopped": rq_shop.on_stopped, "on_failure": rq_shop.on_timeout}
@@ -186,7 +186,7 @@ def test_a_job_that_blocks_is_stopped_or_timed_out_and_its_callbacks_called(shop
     eventually(lambda: words(late) == ["failure TaskTimeout"], "the callback of the failure was called", 30)
 
 
-def test_arguments_and_results_keep_the_types_that_pickles_keep(shop: Stack) -> None:
+def test_arguments_and_results_keep_the_types_that_pickle_keeps(shop: Stack) -> None:
     day, key = datetime(2020, 1, 1), UUID(int=7)
     value = {"a": (day, timedelta(days=1)), "b": [{Decimal("1.10")}, b"x", day.date()], key: frozenset([key])}
     job = queue.enqueue(rq_shop.give, value, day, timedelta(1), (1,), {1}, key, Decimal("1.0"))
@@ -199,7 +199,7 @@ def test_arguments_and_results_keep_the_types_that_pickles_keep(shop: Stack) -> 
     assert ended(queue.enqueue(rq_shop.named, Path("a"), timedelta(1))).return_value == [True, "timedelta"]
 
 
-def test_a_value_that_would_change_is_refused(shop: Stack, tmp_path: Path) -> None:
+def test_a_value_whose_type_would_change_is_rejected(shop: Stack, tmp_path: Path) -> None:
     with pytest.raises(PayloadError, match=r"PosixPath would not keep its type"):
         queue.enqueue(rq_shop.give, [Path("a")])
     with pytest.raises(PayloadError, match="JobStatus"):
@@ -210,7 +210,7 @@ def test_a_value_that_would_change_is_refused(shop: Stack, tmp_path: Path) -> No
     assert ended(queue.enqueue(rq_shop.make, "a", result_ttl=0)).type is Result.Type.SUCCESSFUL
 
 
-def test_jobs_and_queues_are_asked_as_in_rq(shop: Stack) -> None:
+def test_queries_about_jobs_and_queues_answer_as_in_rq(shop: Stack) -> None:
     idle = Queue("idle-2")
     job = idle.enqueue(rq_shop.send, "x" * 100, copies=2)
     assert job.get_call_string() == f"rq_shop.send('{'x' * 74}, copies=2)"
@@ -229,7 +229,7 @@ def test_a_callback_that_the_worker_does_not_allow_is_not_called(shop: Stack, tm
     assert "not among the functions that this worker allows" in (ended(job).exc_string or "")
 
 
-def test_the_meta_of_a_running_job_is_seen(shop: Stack, tmp_path: Path) -> None:
+def test_the_meta_of_a_running_job_is_visible(shop: Stack, tmp_path: Path) -> None:
     job = queue.enqueue(rq_shop.step, str(tmp_path), 3, meta={"by": "ann"})
     eventually(lambda: Job.fetch(job.id).meta == {"by": "ann", "done": 3}, "its meta is seen")
     (tmp_path / "go").touch()
@@ -250,7 +250,7 @@ def test_a_job_enqueues_another(shop: Stack) -> None:
     assert ended(Job.fetch(inner)).return_value == 5
 
 
-def test_a_job_can_have_an_id_of_its_own(shop: Stack, tmp_path: Path) -> None:
+def test_a_job_can_have_a_chosen_id(shop: Stack, tmp_path: Path) -> None:
     job = queue.enqueue(rq_shop.hold, str(tmp_path), job_id="report-7")
     assert job.id == "report-7"
     assert queue.enqueue(rq_shop.hold, str(tmp_path), job_id="report-7") == job
@@ -265,7 +265,7 @@ def test_a_job_can_have_an_id_of_its_own(shop: Stack, tmp_path: Path) -> None:
         Job.fetch("report-8")
 
 
-def test_a_queue_without_workers_lists_and_loses_its_jobs(shop: Stack) -> None:
+def test_jobs_of_a_queue_without_workers_are_listed_and_removed(shop: Stack) -> None:
     idle = Queue("idle")
     jobs = [idle.enqueue(rq_shop.later, number, at_front=number == 1) for number in range(3)]
     assert idle.job_ids == [job.id for job in jobs]
@@ -278,7 +278,7 @@ def test_a_queue_without_workers_lists_and_loses_its_jobs(shop: Stack) -> None:
     eventually(idle.is_empty, "it is empty")
 
 
-def test_a_job_can_be_run_here(shop: Stack, tmp_path: Path) -> None:
+def test_a_synchronous_queue_runs_jobs_in_the_caller(shop: Stack, tmp_path: Path) -> None:
     here = Queue(is_async=False)
     job = here.enqueue(rq_shop.with_folder, "x", folder=str(tmp_path), on_success=rq_shop.on_success)
     assert (job.is_finished, job.result, len(words(tmp_path))) == (True, "x", 1)
@@ -294,7 +294,7 @@ def test_a_function_that_was_not_allowed_is_not_run(shop: Stack) -> None:
     job.cancel()
 
 
-def test_what_cannot_be_a_job_is_refused(shop: Stack) -> None:
+def test_invalid_jobs_are_rejected(shop: Stack) -> None:
     with pytest.raises(InvalidTask, match="top of a module"):
         queue.enqueue(lambda: None)
     with pytest.raises(InvalidTask, match="does not unpickle objects"):
@@ -327,7 +327,7 @@ def test_rq_scheduler_repeats_jobs(shop: Stack, tmp_path: Path) -> None:
     eventually(lambda: not {"often", "nightly", late.id} & {one.id for one in scheduler.get_jobs()}, "all are gone")
 
 
-def test_a_worker_without_the_database_says_that_dependencies_need_it(shop: Stack) -> None:
+def test_a_job_with_dependencies_fails_on_a_worker_without_database(shop: Stack) -> None:
     given = shop.environment
     shop.environment = {name: value for name, value in given.items() if name != "ORCHESTRATOR_DATABASE_URL"}
     worker = shop._start("worker", ["rq", "worker", "--allow", "rq_shop", "poor"], HERE)

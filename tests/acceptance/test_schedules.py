@@ -1,4 +1,4 @@
-"""Schedules through real processes: leaders that are killed, a year filled in, tasks from the code."""
+"""Schedules through real processes: a backfill of a year, a cancelled backfill, schedules of tasks from the code."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def orchestrator(stack: Stack, *words: str, folder: Path) -> str:
     return done.stdout
 
 
-def number(stack: Stack) -> int:
+def count_runs(stack: Stack) -> int:
     return int(str(stack.scalar("SELECT count(*) FROM orchestrator.runs")))
 
 
 @pytest.mark.long
-def test_a_year_is_filled_in_a_few_at_a_time(stack: Stack) -> None:
+def test_a_backfill_of_a_year_respects_its_concurrency(stack: Stack) -> None:
     stack.scheduler()
     stack.worker("--allow", "steps.py")
     apply(
@@ -66,10 +66,10 @@ def test_a_year_is_filled_in_a_few_at_a_time(stack: Stack) -> None:
           FROM orchestrator.runs run"""
     assert int(str(stack.scalar(most))) <= 4
     assert stack.output_of(*words).splitlines()[-1] == "daily/default 365/365 365 already run"
-    assert number(stack) == 365, "what has had its run gets no other"
+    assert count_runs(stack) == 365, "what has had its run gets no other"
     again = project.app.schedules["daily"].backfill("2025-03-01", "2025-03-04", again=True)
     view = again.wait_ended(60)
-    assert (view.started, view.done, view.failed, number(stack)) == (3, 3, 0, 368)
+    assert (view.started, view.done, view.failed, count_runs(stack)) == (3, 3, 0, 368)
 
 
 def test_a_backfill_can_be_cancelled(stack: Stack) -> None:
@@ -99,7 +99,7 @@ def note(due: str) -> str:
 """
 
 
-def test_a_task_is_scheduled_from_the_code(stack: Stack, tmp_path: Path) -> None:
+def test_a_schedule_declared_on_a_task_starts_runs(stack: Stack, tmp_path: Path) -> None:
     (tmp_path / "notes.py").write_text(PROJECT)
     stack.scheduler()
     said = orchestrator(stack, "schedules", "apply", "--app", "notes:app", folder=tmp_path)

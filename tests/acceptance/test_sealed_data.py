@@ -1,4 +1,4 @@
-"""With data keys, a copy of Postgres and of Redis has none of the arguments, results, errors and words of tasks."""
+"""With data keys, a copy of Postgres and of Redis has no arguments, results, errors or log lines of tasks."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ tasks:
 
 @pytest.fixture
 def sealed(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Stack]:
-    """Services without processes, whose values are sealed."""
+    """Services without processes, with a data key."""
     with fresh_stack(database_url, redis_url, tmp_path, data_keys=FIRST) as stack, using(vaulted.app, stack):
         yield stack
 
 
 def forms(text: str) -> list[bytes]:
-    """Return a text in the forms in which a store may hold it."""
+    """Return a text in the encodings in which a store may hold it."""
     data = text.encode()
     coded = [base64.b64encode(b"\0" * shift + data)[4:-4] for shift in range(3)]
     return [data, data.hex().encode(), *coded]
@@ -74,7 +74,7 @@ def dump_redis(stack: Stack) -> dict[str, bytes]:
     for key in stack.redis.scan_iter():
         kind: Any = stack.redis.type(key)
         if kind == b"none":
-            continue  # it has gone meanwhile
+            continue  # deleted meanwhile
         value = read[kind.decode()](key)
         found[key.decode()] = b"\n".join(_pieces(value))
     return found
@@ -109,7 +109,7 @@ def _around(data: bytes, form: bytes) -> str:
     return repr(data[max(0, place - 300) : place + 100])
 
 
-def test_what_is_sealed_is_readable_only_with_the_keys(sealed: Stack, tmp_path: Path) -> None:
+def test_sealed_values_are_readable_only_with_the_keys(sealed: Stack, tmp_path: Path) -> None:
     vaulted.app.workflows.apply(loads(DAG))
     kept = vaulted.keep.options(on_success=vaulted.follow).enqueue(MARK)
     failing = vaulted.fail.enqueue(MARK)
@@ -168,8 +168,8 @@ def test_what_is_sealed_is_readable_only_with_the_keys(sealed: Stack, tmp_path: 
     assert MARK in httpx.get(f"{api}/api/v1/tasks/{failing.id}").text
     for process in (scheduler, worker):
         assert process.is_running()
-    assert remotely(sealed, api) == [MARK, f"odd {MARK}"]
-    assert_sealed(sealed)  # whatever came over HTTP, too
+    assert run_keyless_client(sealed, api) == [MARK, f"odd {MARK}"]
+    assert_sealed(sealed)  # including values sent over HTTP
 
 
 REMOTE = """
@@ -186,8 +186,8 @@ except TaskFailed as error:
 """
 
 
-def remotely(stack: Stack, api: str) -> list[str]:
-    """Return what a program says that has no keys, and works over HTTP."""
+def run_keyless_client(stack: Stack, api: str) -> list[str]:
+    """Run a program without keys over HTTP; return the lines that it prints."""
     environment = {name: value for name, value in stack.environment.items() if not name.startswith("ORCHESTRATOR_")}
     done = FORKING.run("-c", REMOTE, api, MARK, environment=environment, folder=stack.folder)
     assert done.returncode == 0, done.stderr
@@ -219,7 +219,7 @@ for number, look in enumerate(json.loads(sys.argv[1])):
 """
 
 
-def test_a_client_with_keys_reads_what_an_api_without_any_hands_on(sealed: Stack) -> None:
+def test_a_client_with_keys_reads_values_from_an_api_without_keys(sealed: Stack) -> None:
     vaulted.app.workflows.apply(loads(DAG))
     sealed.scheduler()
     sealed.worker(*WORKER)
@@ -270,7 +270,7 @@ def test_a_client_with_keys_reads_what_an_api_without_any_hands_on(sealed: Stack
     assert "sealed:" not in told, told
 
 
-# -- where keys are missing, and how they change
+# -- missing keys, and key rotation
 
 SECOND = f"second:{base64.b64encode(b'2' * 32).decode()}"
 COPYING = """
@@ -289,13 +289,13 @@ tasks:
 
 
 def with_keys(stack: Stack, keys: str) -> None:
-    """Let processes that are started from now on have these keys."""
+    """Set the data keys of processes that are started from now on."""
     stack.environment.pop("ORCHESTRATOR_DATA_KEYS", None)
     if keys:
         stack.environment["ORCHESTRATOR_DATA_KEYS"] = keys
 
 
-def test_a_scheduler_without_keys_copies_values_and_says_where_it_would_have_to_look(sealed: Stack) -> None:
+def test_a_scheduler_without_keys_copies_values_and_fails_conditions(sealed: Stack) -> None:
     for text in (COPYING, LOOKING):
         vaulted.app.workflows.apply(loads(text))
     sealed.worker(*WORKER)
@@ -317,7 +317,7 @@ def test_a_scheduler_without_keys_copies_values_and_says_where_it_would_have_to_
     assert "Traceback" not in scheduler.log.read_text()
 
 
-def test_a_worker_without_keys_hands_back_what_it_cannot_open(sealed: Stack) -> None:
+def test_a_worker_without_keys_returns_sealed_tasks(sealed: Stack) -> None:
     sealed.scheduler()
     with_keys(sealed, "")
     blind = sealed.worker(*WORKER)
@@ -329,7 +329,7 @@ def test_a_worker_without_keys_hands_back_what_it_cannot_open(sealed: Stack) -> 
     assert blind.is_running()
 
 
-def test_a_task_sealed_with_a_stray_key_holds_up_no_other_of_its_name(sealed: Stack) -> None:
+def test_a_task_with_an_unknown_key_blocks_no_task_of_its_name(sealed: Stack) -> None:
     sealed.scheduler()
     worker = sealed.worker(*WORKER)
     with_keys(sealed, SECOND)
@@ -348,7 +348,7 @@ def test_a_task_sealed_with_a_stray_key_holds_up_no_other_of_its_name(sealed: St
 
 
 @pytest.mark.long
-def test_a_rotation_under_load_that_is_killed_goes_on(sealed: Stack) -> None:
+def test_a_killed_key_rotation_resumes_under_load(sealed: Stack) -> None:
     with_keys(sealed, "plain," + FIRST)
     scheduler, worker = sealed.scheduler(), sealed.worker(*WORKER)
     old = [vaulted.keep.enqueue(f"{MARK} {number}") for number in range(300)]
@@ -360,7 +360,7 @@ def test_a_rotation_under_load_that_is_killed_goes_on(sealed: Stack) -> None:
     assert worker.stop() == 0
     assert scheduler.stop() == 0
     with_keys(sealed, f"{SECOND},{FIRST}")
-    vault_of(Settings(data_keys=f"{FIRST},{SECOND}"))  # what this process opens; it still seals with the first
+    vault_of(Settings(data_keys=f"{FIRST},{SECOND}"))  # this process opens both keys, and still seals with the first
     sealed.scheduler()
     sealed.worker(*WORKER)
     assert old[0].result(60)["said"] == f"{MARK} 0", "a key that is rotated out still opens"
@@ -388,7 +388,7 @@ def test_a_rotation_under_load_that_is_killed_goes_on(sealed: Stack) -> None:
 
 
 def forms_of_key(id: str) -> list[str]:
-    """Return how the id of a key stands in the dump of a sealed value: after its kind and its length."""
+    """Return the forms of a key's id in the dump of a sealed value, after its kind and its length."""
     plain = [kind + bytes([len(id)]) + id.encode() for kind in (b"c", b"v")]
     return [data.hex() for data in plain] + [
         base64.b64encode(b"\0" * shift + data)[4:-4].decode() for data in plain for shift in range(3)
@@ -401,7 +401,7 @@ def rows_of(stack: Stack, id: str) -> int:
     )
 
 
-def test_what_a_command_is_given_and_says_is_sealed(sealed: Stack) -> None:
+def test_the_input_and_output_of_a_command_are_sealed(sealed: Stack) -> None:
     sealed.scheduler()
     sealed.worker(*WORKER, "--allow-command", "/bin/sh")
     good = Process(command=["/bin/sh", "-c", "tee /dev/stderr"])

@@ -1,4 +1,4 @@
-"""Every call about a task or run does the same for one in shard 1 as for one in shard 0."""
+"""Every call about a task or run behaves the same in shard 1 as in shard 0."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ GIVEN: dict[str, Any] = {
     "value": WORD,
     "what": "update",
 }
-"""Arguments that say nothing of the task or run."""
+"""Arguments that do not identify the task or run."""
 SPECIAL: dict[str, dict[str, Any]] = {
     "code.query": {"name": "word", "payload": encode_call("word", [], {}, 1_000)},
     "flows.signal": {"value": True},
@@ -62,20 +62,20 @@ TASKS = {"ended": "success", "failed": "failed", "delayed": "pending"}
 """Kinds of tasks, with the state in which each stays."""
 
 
-def seen(kind: str, id: str) -> Any:
-    """Show a task or run to people."""
+def view_of(kind: str, id: str) -> Any:
+    """Return the view of a task or run."""
     insights = sharing.app._client.backend.insights
     return (insights.show_task if kind in TASKS else insights.show_run)(UUID(id))
 
 
 def ready(kind: str, id: str) -> str:
-    """Wait until a task or run has come as far as it comes by itself."""
+    """Wait until a task or run ends or waits for input; return its id."""
 
     def is_ready() -> bool:
         if kind == "code":
             code = sharing.app._client.backend.insights.show_code(UUID(id))
             return code is not None and "done" in repr(code)
-        return bool(seen(kind, id).status == TASKS.get(kind, "running" if kind == "flow" else "success"))
+        return bool(view_of(kind, id).status == TASKS.get(kind, "running" if kind == "flow" else "success"))
 
     eventually(is_ready, f"{kind} {id} waits or has ended")
     return id
@@ -83,7 +83,7 @@ def ready(kind: str, id: str) -> str:
 
 @pytest.fixture
 def twins(sharded: Stack) -> Callable[[str], list[str]]:
-    """Make a task or run of a kind in each shard."""
+    """Return a function that creates a task or run in each shard."""
     start(sharded, *SHARING)
     app = sharing.app
     app.flows.publish("asks", {"start": "ask", "nodes": {"ask": {"kind": "approval"}}})
@@ -109,7 +109,7 @@ def twins(sharded: Stack) -> Callable[[str], list[str]]:
 
 
 def kinds_of(call: Declared) -> list[str]:
-    """Return the kinds of tasks or runs that a call is for."""
+    """Return the kinds of tasks or runs that a call accepts."""
     if call.part in ("code", "flows"):
         return [call.part.removesuffix("s")]
     tasks, runs = ["ended", "failed", "delayed"], ["code", "flow", "dag", "many"]
@@ -117,7 +117,7 @@ def kinds_of(call: Declared) -> list[str]:
 
 
 def shape(value: Any) -> Any:
-    """Return a value without what differs between two tasks or runs: ids, times and numbers."""
+    """Return a value without the parts that differ between two tasks or runs: ids, times and numbers."""
     if isinstance(value, dict):
         return {key: shape(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -127,8 +127,8 @@ def shape(value: Any) -> Any:
     return value if value is None or isinstance(value, bool) else type(value).__name__
 
 
-def made(call: Declared, id: str) -> Any:
-    """Make a call about a task or run, and return what comes of it."""
+def outcome_of(call: Declared, id: str) -> Any:
+    """Make a call about a task or run; return the shape of its result or error."""
     backend = sharing.app._client.backend
     args: dict[str, Any] = {}
     (about,) = (call.rules.about or {}).values()
@@ -153,9 +153,7 @@ def made(call: Declared, id: str) -> Any:
     return shape(msgspec.to_builtins(found, builtin_types=(bytes, datetime)))
 
 
-def test_calls_about_tasks_and_runs_do_the_same_in_each_shard(
-    twins: Callable[[str], list[str]], sharded: Stack
-) -> None:
+def test_every_call_behaves_the_same_in_each_shard(twins: Callable[[str], list[str]], sharded: Stack) -> None:
     kept: dict[str, list[str]] = {}
     different = []
     for call in CALLS:
@@ -164,10 +162,10 @@ def test_calls_about_tasks_and_runs_do_the_same_in_each_shard(
             if is_reading and kind not in kept:
                 kept[kind] = twins(kind)
             ids = kept[kind] if is_reading else twins(kind)
-            found = [made(call, id) for id in ids]
+            found = [outcome_of(call, id) for id in ids]
             give_up_at = time.monotonic() + 10
             while is_reading and found[0] != found[1] and time.monotonic() < give_up_at:  # logs are stored later
-                found = [made(call, id) for id in ids]
+                found = [outcome_of(call, id) for id in ids]
             if found[0] != found[1]:
                 different.append((call.part, call.name, kind, *found))
             elif not is_reading:
@@ -176,6 +174,8 @@ def test_calls_about_tasks_and_runs_do_the_same_in_each_shard(
 
 
 def settle(stack: Stack, call: str, kind: str, ids: list[str]) -> None:
-    """Wait until the leaders have done what was asked, and see that they have done the same."""
+    """Wait until the leaders have applied a call, and have applied it in the same way."""
     eventually(lambda: not stack.scalar(f'SELECT count(*) FROM "{stack.settings.root}/all".inbox'), "all is done")
-    eventually(lambda: len({getattr(seen(kind, id), "status", None) for id in ids}) == 1, f"{call} changes each {kind}")
+    eventually(
+        lambda: len({getattr(view_of(kind, id), "status", None) for id in ids}) == 1, f"{call} changes each {kind}"
+    )

@@ -1,4 +1,4 @@
-"""Several leaders, with real processes: every task runs once wherever it is placed, and people see one system."""
+"""Several leaders, with real processes: every task runs once in any shard, and users see one system."""
 
 from __future__ import annotations
 
@@ -73,20 +73,20 @@ def started(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def running(started: Stack) -> Iterator[Stack]:
-    """Two shards with a scheduler, and a worker of each application, for all tests that disturb nothing."""
+    """Two shards with a scheduler, and a worker of each application, for tests that disturb nothing."""
     with using(project.app, started), using(sharing.app, started):
         yield started
 
 
 @contextmanager
 def growing(stack: Stack, table: str, least: int = 1) -> Iterator[None]:
-    """Expect at least so many more rows in each shard at the end."""
+    """Assert that each shard has at least `least` more rows at the end of the block."""
     before = per_shard(stack, table)
     yield
     assert min(after - then for then, after in zip(before, per_shard(stack, table), strict=True)) >= least
 
 
-def test_tasks_of_all_shards_are_run_and_seen_as_one(sharded: Stack) -> None:
+def test_tasks_of_all_shards_run_and_appear_in_one_list(sharded: Stack) -> None:
     start(sharded)
     handles = [project.add.enqueue(number, 1) for number in range(40)]
     assert [handle.result(timeout=60) for handle in handles] == list(range(1, 41))
@@ -106,7 +106,7 @@ def test_tasks_of_all_shards_are_run_and_seen_as_one(sharded: Stack) -> None:
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_tasks_complete_in_transactions_of_their_shard(running: Stack, isolation: Any) -> None:
-    """Also in a process of their own, which each has after a loss, too."""
+    """Also in an isolated process, where each task runs after a loss."""
     task = project.in_one_transaction.options(isolation=isolation)
     with growing(running, "ended_tasks"):
         results = [task.enqueue(number, 1).result(timeout=60) for number in range(8)]
@@ -126,7 +126,7 @@ def test_programs_reach_all_shards_over_http(sharded: Stack) -> None:
     eventually(lambda: {handle.status() for handle in later} == {"cancelled"}, "all are cancelled")
 
 
-def test_requests_find_the_shard_of_a_task(running: Stack) -> None:
+def test_cancels_and_results_find_the_shard_of_a_task(running: Stack) -> None:
     with growing(running, "tasks"):
         later = [project.add.options(delay=3600.0).enqueue(number, 1) for number in range(10)]
     for handle in later:
@@ -138,7 +138,7 @@ def test_requests_find_the_shard_of_a_task(running: Stack) -> None:
     assert [handle.result(timeout=60) for handle in waiting] == list(range(1, 11))
 
 
-def test_a_key_is_unique_in_all_shards(running: Stack) -> None:
+def test_a_unique_key_holds_for_all_shards(running: Stack) -> None:
     running.output_of("queues", "pause", "default")
     same = {project.add.options(unique_key=f"key {number % 5}").enqueue(number, 1) for number in range(40)}
     assert len(same) == 5
@@ -146,7 +146,7 @@ def test_a_key_is_unique_in_all_shards(running: Stack) -> None:
     assert sorted(handle.result(timeout=60) for handle in same) == [1, 2, 3, 4, 5]
 
 
-def test_a_dead_leader_is_replaced_and_nothing_is_lost_or_doubled(sharded: Stack) -> None:
+def test_a_dead_leader_is_replaced_without_lost_or_repeated_tasks(sharded: Stack) -> None:
     start(sharded)
     sharded.scheduler()
     log = sharded.folder / "done"
@@ -158,7 +158,7 @@ def test_a_dead_leader_is_replaced_and_nothing_is_lost_or_doubled(sharded: Stack
 
 
 def schedulers_of(stack: Stack) -> Counter[int]:
-    """Return how many shards each scheduler leads, by its process."""
+    """Return how many shards each scheduler leads, by its process id."""
     pids = [leader.rpartition(":")[2] for _, leader in leaders(stack)]
     return Counter(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids)
 
@@ -175,7 +175,7 @@ def test_schedulers_share_the_shards_evenly_and_hand_them_over(sharded: Stack) -
     assert [handle.result(timeout=60) for handle in handles] == list(range(1, 41))
 
 
-def test_commands_name_a_shard_that_nobody_leads(sharded: Stack) -> None:
+def test_commands_name_a_shard_without_a_leader(sharded: Stack) -> None:
     start(sharded)
     shard_1 = dict(leaders(sharded))[1]
     os.kill(int(shard_1.rpartition(":")[2]), signal.SIGSTOP)
@@ -198,7 +198,7 @@ def test_commands_name_a_shard_that_nobody_leads(sharded: Stack) -> None:
         assert any(one.startswith("No scheduler leads shard 1") for one in obstacles) == (shard == 1)
 
 
-def test_commands_show_all_shards_and_complain_of_another_number(sharded: Stack) -> None:
+def test_commands_show_all_shards_and_report_a_wrong_shard_count(sharded: Stack) -> None:
     start(sharded)
     eventually(lambda: json.loads(sharded.output_of("status", "--json"))["workers"] == SHARDS, "both workers are known")
     status = sharded.output_of("status")
@@ -220,7 +220,7 @@ def test_commands_show_all_shards_and_complain_of_another_number(sharded: Stack)
     assert streams.shards_of_leader() == SHARDS, "which workers compare with their own"
 
 
-def test_commands_see_shards_that_are_closing(sharded: Stack) -> None:
+def test_commands_include_shards_that_are_closing(sharded: Stack) -> None:
     tasks = [project.add.enqueue(1, 1) for _ in range(20)]
     assert min(per_shard(sharded, "tasks", SHARDS)) > 0
     assert "Shard 1 stays" in reshard(sharded, 1)[-1]
@@ -231,28 +231,28 @@ def test_commands_see_shards_that_are_closing(sharded: Stack) -> None:
     assert all(task.id in listed for task in tasks)
 
 
-def test_a_worker_complains_of_a_number_that_is_still_another_after_a_change(
+def test_a_worker_reports_a_shard_count_that_differs_for_a_minute(
     sharded: Stack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("orchestrator"), "propagate", True)
     keys = Keys.of(sharded.settings)
 
     def said(*found: tuple[float, int]) -> int:
-        """Count what is logged while the leader has these numbers at these times."""
+        """Return how many warnings are logged if the leader announces these counts at these times."""
         caplog.clear()
         beating = Heartbeats(WorkerStreams(sharded.redis, keys), WorkerSpec(app="project:app"), sharded.settings)
         for now, number in found:
             sharded.redis.set(keys.canary, f"shards={number}", ex=60)
             beating.check_shards(now)
         wrong = f"Setting shards is {SHARDS}, but 1 at the leading scheduler"
-        return len({id(one) for one in caplog.records if wrong in one.getMessage()})  # others may propagate, too
+        return len({id(one) for one in caplog.records if wrong in one.getMessage()})  # a record may be captured twice
 
     assert said((0, 1), (30, 1), (59, SHARDS), (90, SHARDS)) == 0
     assert said((0, 1), (59, 1)) == 0
     assert said((0, 1), (59, 1), (60, 1), (200, 1)) == 1
 
 
-def test_people_and_metrics_see_what_is_wrong_in_any_shard(sharded: Stack) -> None:
+def test_status_and_metrics_show_trouble_in_any_shard(sharded: Stack) -> None:
     root, keys = sharded.settings.root, Keys.of(sharded.settings.of_shard(1))
     for schema, useful in ((root, "now()"), (f"{root}/1", "now() - interval '1 minute'")):
         sharded.execute_sql(f"""
@@ -289,14 +289,14 @@ def test_workflows_run_in_all_shards(running: Stack) -> None:
 
 
 def reshard(stack: Stack, number: int) -> list[str]:
-    """Have the next processes use so many shards."""
+    """Set the shard count of later processes; return the messages of the upgrade."""
     stack.settings = replace(stack.settings, shards=number)
     stack.environment["ORCHESTRATOR_SHARDS"] = str(number)
     return shards.upgrade(stack.settings)
 
 
-def exchange(stack: Stack, number: int) -> None:
-    """Replace scheduler and worker by others, which begin before the first ones end."""
+def replace_processes(stack: Stack, number: int) -> None:
+    """Start a new scheduler and worker, then stop the old processes."""
     before = [process for process in stack.processes if process.is_running()]
     stack.scheduler()
     stack.worker(processes=number)
@@ -304,7 +304,7 @@ def exchange(stack: Stack, number: int) -> None:
         assert process.stop() == 0
 
 
-def test_more_shards_and_fewer_again_under_load(sharded: Stack) -> None:
+def test_shards_are_added_and_removed_under_load(sharded: Stack) -> None:
     log, stopping = sharded.folder / "done", threading.Event()
     handles: list[Handle[int]] = []
 
@@ -317,22 +317,22 @@ def test_more_shards_and_fewer_again_under_load(sharded: Stack) -> None:
     client.start()
     try:
         assert reshard(sharded, 3) == [f"The database is at revision {database.REVISION}."]
-        exchange(sharded, 3)
+        replace_processes(sharded, 3)
         project.app._client._settings = sharded.settings
-        project.app._client._backend = None  # the thread goes on with another one
+        project.app._client._backend = None  # the thread goes on with a new backend
         eventually(lambda: per_shard(sharded, "ended_tasks", 3)[2] > 5, "the third shard has tasks")
         notes = reshard(sharded, 1)
         assert [note.split(":")[0] for note in notes[1:]] == ["Shard 1 stays", "Shard 2 stays"]
         is_open = f'SELECT bool_or(is_open) FROM "{sharded.settings.root}".shards WHERE shard > 0'
 
-        def is_left() -> bool:
-            """Say whether nothing came there while the client has enqueued for longer than it may rely on its look."""
+        def are_closed() -> bool:
+            """Return whether shards 1 and 2 get no task for longer than the client caches the open shards."""
             before, placed = per_shard(sharded, "ended_tasks", 3)[1:], len(handles)
             eventually(lambda: len(handles) > placed + 60, "the client goes on")
             return not sharded.scalar(is_open) and per_shard(sharded, "ended_tasks", 3)[1:] == before
 
-        eventually(is_left, "nothing is placed there any more")
-        exchange(sharded, 1)
+        eventually(are_closed, "nothing is placed there any more")
+        replace_processes(sharded, 1)
         notes = reshard(sharded, 1)
         assert [note.split(" and ")[0] for note in notes[1:]] == ["Shard 1 was empty", "Shard 2 was empty"]
         placed = len(handles)
@@ -348,7 +348,7 @@ def test_more_shards_and_fewer_again_under_load(sharded: Stack) -> None:
 
 
 def most_at_once(path: Path) -> int:
-    """Return how many ran at the same time, by what they have said themselves."""
+    """Return the maximum of tasks that ran at the same time, by the times that they logged."""
     moments = sorted((float(at), sign == "+") for sign, at in (line.split() for line in path.read_text().splitlines()))
     running = most = 0
     for _, begins in moments:

@@ -1,4 +1,4 @@
-"""What people see of two and of four shards, and what is kept, deleted and sealed anew there."""
+"""Pages, retention, deletion and key rotation with two and with four shards."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Making = Callable[..., AbstractContextManager[Stack]]
 
 @pytest.fixture(params=[2, pytest.param(4, marks=pytest.mark.long)])
 def making(request: pytest.FixtureRequest, database_url: str, redis_url: str, tmp_path: Path) -> Making:
-    """Makes so many shards in a namespace of their own, with processes."""
+    """A function that starts processes on several shards, in a namespace of their own."""
 
     @contextmanager
     def make(*worker: str, **settings: Any) -> Iterator[Stack]:
@@ -90,7 +90,7 @@ def test_every_page_of_the_dashboard_shows_all_shards(making: Making) -> None:
 
 
 def crawl(address: str, paths: list[str]) -> dict[str, str]:
-    """Look at all pages that others lead to; return them by their paths."""
+    """Read these pages and all pages that they link to; return them by path."""
     seen: dict[str, str] = {}
     left = ["/ui", *paths]
     with httpx.Client(base_url=address, timeout=30.0, follow_redirects=True) as browser:
@@ -105,7 +105,7 @@ def crawl(address: str, paths: list[str]) -> dict[str, str]:
     return seen
 
 
-def test_runs_are_deleted_and_tasks_forgotten_in_every_shard(making: Making) -> None:
+def test_deletion_and_retention_cover_every_shard(making: Making) -> None:
     with making("--app", "sharing:app", retention_success=60.0) as stack:
         sharing.app.workflows.apply(loads(DAG))
         runs = [sharing.app.workflows["steps"].start() for _ in range(6 * stack.settings.shards)]
@@ -129,8 +129,8 @@ def test_runs_are_deleted_and_tasks_forgotten_in_every_shard(making: Making) -> 
         assert json.loads(stack.output_of("runs", "list", "--json"))["runs"] == []
 
 
-def test_payloads_of_every_shard_are_kept_as_long_as_they_are_used(making: Making, tmp_path: Path) -> None:
-    keeping._openers.clear()  # those of other tests
+def test_payloads_of_every_shard_are_kept_while_in_use(making: Making, tmp_path: Path) -> None:
+    keeping._openers.clear()  # stores of other tests
     keeping._known.clear()
     with making("--app", "storing:app", payload_store=str(tmp_path / "payloads")) as stack:
         handles = [storing.echo.enqueue(f"{LARGE}{number}") for number in range(5 * stack.settings.shards)]
@@ -150,7 +150,7 @@ def test_payloads_of_every_shard_are_kept_as_long_as_they_are_used(making: Makin
 
 
 def collect(stack: Stack) -> None:
-    """Collect once, as the leader of the first shard does, without a grace period."""
+    """Run one payload collection, as the leader of the first shard does, without a grace period."""
     engine = _engine_of_all_shards(stack.settings)
     assert engine is not None
     by = PayloadCollection(engine, replace(stack.settings, payload_grace=1e-9), threading.Event())
@@ -160,7 +160,7 @@ def collect(stack: Stack) -> None:
     engine.dispose()
 
 
-def test_values_of_every_shard_are_sealed_with_the_new_key(making: Making) -> None:
+def test_key_rotation_covers_every_shard(making: Making) -> None:
     with making(data_keys=FIRST) as stack:
         later = [storing.echo.options(delay=3600.0).enqueue(f"word {number}") for number in range(30)]
         assert min(per_shard(stack, "tasks")) > 0

@@ -1,4 +1,4 @@
-"""What a task can say, leave and hear, in a thread, on the event loop and in a process of its own."""
+"""The context of a task in a thread, on the event loop and in a process of its own: progress, logs, cancellation."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def command(running: Stack, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
     ("task", "text"),
     [(inside.talks, "in a thread"), (inside.talks_async, "on the loop"), (inside.talks_isolated, "in a process")],
 )
-def test_people_can_watch(
+def test_progress_and_logs_of_a_running_task_are_visible(
     running: Stack, command: CliRunner, tmp_path: Path, task: Task[[str], float], text: str
 ) -> None:
     go = tmp_path / "go"
     handle = task.enqueue(str(go))
 
-    def seen() -> TaskProgress | None:
+    def expected_progress() -> TaskProgress | None:
         found = handle.progress()
         return found if found is not None and found.fraction == 0.4 else None
 
-    progress = eventually(seen, "the progress")
+    progress = eventually(expected_progress, "the progress")
     assert (progress.text, progress.attempt) == (text, 1)
     assert 0 <= progress.age < 60
 
@@ -92,12 +92,12 @@ def test_people_can_watch(
 
 
 @pytest.mark.parametrize("task", [inside.counts, inside.counts_async, inside.counts_isolated])
-def test_the_next_attempt_goes_on_where_the_last_one_stopped(running: Stack, task: Task[[], list[object]]) -> None:
+def test_the_next_attempt_resumes_from_heartbeat_details(running: Stack, task: Task[[], list[object]]) -> None:
     handle = task.enqueue()
     assert handle.result(60) == [[number, 1 + number // 3] for number in range(9)]
 
 
-def test_what_had_arrived_survives_the_death_of_the_worker(running: Stack, tmp_path: Path) -> None:
+def test_heartbeat_details_survive_a_killed_worker(running: Stack, tmp_path: Path) -> None:
     path = tmp_path / "pid"
     handle = inside.is_killed_once.enqueue(str(path), str(tmp_path / "go"))
     details = "SELECT details FROM orchestrator.tasks WHERE details IS NOT NULL"
@@ -106,7 +106,7 @@ def test_what_had_arrived_survives_the_death_of_the_worker(running: Stack, tmp_p
     assert handle.result(60) == "the first attempt was here"
 
 
-def test_a_task_can_look_whether_to_stop(running: Stack, tmp_path: Path) -> None:
+def test_a_task_can_poll_for_cancellation(running: Stack, tmp_path: Path) -> None:
     path = tmp_path / "log"
     handle = inside.is_cancelled.enqueue(str(path))
     eventually(path.exists, "it runs")
@@ -116,7 +116,7 @@ def test_a_task_can_look_whether_to_stop(running: Stack, tmp_path: Path) -> None
     eventually(lambda: path.read_text().split() == ["started", "stopped"], "it stops")
 
 
-def test_a_thread_of_a_task_can_enqueue(running: Stack) -> None:
+def test_a_thread_started_by_a_task_can_enqueue(running: Stack) -> None:
     (child,) = inside.has_a_thread.enqueue().result(60)
     assert inside.app.handle(child).result(60) == 1
 

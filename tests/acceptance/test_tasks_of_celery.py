@@ -1,4 +1,4 @@
-"""What Celery's own integration tests ask of tasks, inspection and canvas, asked of `orchestrator.compat.celery`.
+"""The checks of Celery's integration tests of tasks, inspection and canvas, made on `orchestrator.compat.celery`.
 
 `ASKED` has the tests of `test_tasks` and `test_inspect` of Celery's main branch; `canvases` has shapes of its canvas.
 """
@@ -60,7 +60,7 @@ def get(result: Any) -> Any:
 
 
 def ended(result: Any, state: str) -> None:
-    """Say that it has ended like this, in all of Celery's words."""
+    """Assert that a result has ended in a state, by all of Celery's methods."""
     assert result.status == state
     assert result.ready()
     assert result.failed() == (state == "FAILURE")
@@ -345,7 +345,7 @@ ASKED: dict[str, Callable[[], None]] = {
 
 
 @pytest.mark.parametrize("ask", dict.fromkeys(ASKED.values()), ids=lambda ask: ask.__name__)
-def test_it_answers_as_celery_does(ask: Callable[[], None]) -> None:
+def test_celerys_own_check_passes(ask: Callable[[], None]) -> None:
     ask()
 
 
@@ -353,7 +353,7 @@ def test_it_answers_as_celery_does(ask: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_a_canvas_comes_to_what_celery_makes_of_it(name: str) -> None:
+def test_a_canvas_has_celerys_result(name: str) -> None:
     build, expected = SAME[name]
     assert get(signature(build().__json__()).apply_async()) == expected
 
@@ -377,7 +377,7 @@ def test_a_failure_in_a_canvas_reaches_the_caller(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ERROR_CALLBACKS)
-def test_the_error_callback_is_called(name: str) -> None:
+def test_an_error_callback_in_a_canvas_is_called_once(name: str) -> None:
     key = f"{name}-{uuid4()}"
     part = fail.si().on_error(tasks.errback_new_style.s(key=key))
     result = ERROR_CALLBACKS[name](part).apply_async()
@@ -387,7 +387,7 @@ def test_the_error_callback_is_called(name: str) -> None:
     eventually(lambda: tasks.redis().lrange(key, 0, -1) == noted, "the callback")
 
 
-def test_the_errors_of_a_chord_are_those_of_its_body() -> None:
+def test_a_failed_chord_header_fails_the_body_with_a_chord_error() -> None:
     key = f"errors-{uuid4()}"
     result = chord([fail.s(), identity.s(1)], identity.s().on_error(tasks.errback_new_style.s(key=key))).apply_async()
     with pytest.raises(tasks.ExpectedException, match="Task expected to fail"):
@@ -414,7 +414,7 @@ VALUES = [
 ]
 
 
-def test_values_arrive_as_they_were_sent() -> None:
+def test_arguments_and_results_keep_their_types() -> None:
     kinds = [type(one).__name__ for one in (*VALUES, Decimal())]
     given = {"annotated": Decimal("3.0")}
     assert get(tasks.types_of.delay(*VALUES, **given)) == [kinds, VALUES]
@@ -434,13 +434,13 @@ def test_values_arrive_as_they_were_sent() -> None:
 
 
 @pytest.mark.parametrize("value", [{1, 2}, timedelta(1), [{1}], 2**70, "x" * 2_000_000])
-def test_values_that_are_no_data_are_refused(value: Any) -> None:
+def test_values_that_cannot_be_serialized_are_rejected(value: Any) -> None:
     for call in (identity.delay, lambda one: identity.apply_async((one,)), lambda one: group(identity.s(one))()):
         with pytest.raises(EncodeError):
             call(value)
 
 
-def test_an_error_is_an_exception_in_the_caller() -> None:
+def test_an_error_of_a_task_is_raised_in_the_caller() -> None:
     lost, many, args = (tasks.raise_base.delay(kind) for kind in ("exit", "group", "decimal"))
     with pytest.raises(WorkerLostError, match="SystemExit"):
         get(lost)
@@ -452,7 +452,7 @@ def test_an_error_is_an_exception_in_the_caller() -> None:
     assert [one.state for one in (lost, many, args)] == ["FAILURE"] * 3
 
 
-def test_receivers_see_every_call_before_it_is_stored() -> None:
+def test_publish_receivers_see_and_change_each_call() -> None:
     seen: list[tuple[Any, ...]] = []
 
     def publish(sender: str, headers: dict[str, Any], routing_key: str, properties: dict[str, Any], **_: Any) -> None:
@@ -475,7 +475,7 @@ def test_receivers_see_every_call_before_it_is_stored() -> None:
     assert [sender for sender, *_ in seen[3:]] == ["canvas_tasks.identity", requested]
 
 
-def test_a_request_has_the_times_of_its_call() -> None:
+def test_a_request_has_the_times_and_limits_of_its_call() -> None:
     when = datetime.now(UTC) - timedelta(seconds=1)
     eta, expires, limits = get(tasks.times.apply_async(eta=when, expires=60, time_limit=9, soft_time_limit=8))
     assert (datetime.fromisoformat(eta), limits) == (when, [9, 8])
@@ -483,7 +483,7 @@ def test_a_request_has_the_times_of_its_call() -> None:
     assert get(tasks.times.apply_async(countdown=0.01))[0] is not None
 
 
-def test_parts_and_children_are_found() -> None:
+def test_parents_children_and_restored_groups_are_found() -> None:
     result = (add.s(1, 1) | group(add.s(1), add.s(2)) | tsum.s()).apply_async()
     assert get(result) == 7
     assert get(result.parent) == [3, 4]
@@ -493,7 +493,7 @@ def test_parts_and_children_are_found() -> None:
     many.save()
     again = GroupResult.restore(many.id, app=app)
     assert (get(again), again.completed_count(), again.ready()) == ([0, 2, 4], 3, True)
-    again.results = []  # as it is restored before the scheduler has made its tasks
+    again.results = []  # as restored before the scheduler has created its tasks
     assert (again.ready(), get(again), many.results[0].queue) == (True, [0, 2, 4], "celery")
     parent = tasks.enqueues_child.delay()
     child = app.AsyncResult(get(parent))
@@ -503,7 +503,7 @@ def test_parts_and_children_are_found() -> None:
     assert [value for _, value in parent.collect(timeout=30)] == [child.id, found]
 
 
-def test_a_chosen_id_is_kept_and_is_one_call() -> None:
+def test_a_chosen_id_is_kept_and_deduplicates_calls() -> None:
     for chosen in (str(uuid4()), "report-5"):
         result = tasks.requested.apply_async((1,), {"a": 2}, task_id=chosen, headers={"x": [1]})
         found = get(AsyncResult(chosen, app=app))
@@ -513,7 +513,7 @@ def test_a_chosen_id_is_kept_and_is_one_call() -> None:
     assert (get(whole), get(AsyncResult("whole", app=app))) == (3, 3)
 
 
-def test_states_hooks_and_limits() -> None:
+def test_custom_states_hooks_and_time_limits_work_as_in_celery() -> None:
     key = str(uuid4())
     going = tasks.progress.delay(key)
     eventually(lambda: (going.state, going.info) == ("PROGRESS", {"current": 3, "total": 10}), "the state")
@@ -545,7 +545,7 @@ def test_states_hooks_and_limits() -> None:
         get(tasks.waits_for_other.delay())
 
 
-def test_what_is_not_covered_says_what_to_do() -> None:
+def test_uncovered_features_raise_errors_with_advice() -> None:
     with pytest.raises(NotCovered, match="Headers travel"):
         add.s(1, 1).stamp(visitor=None)
     with pytest.raises(NotCovered, match="data"):

@@ -1,4 +1,4 @@
-"""Postgres and Redis over TLS, with a certificate authority of one's own, and client certificates in Redis."""
+"""Postgres and Redis over TLS with a private certificate authority; Redis also requires client certificates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.waiting import eventually
 
 
 class Certificates(NamedTuple):
-    """Where they stand."""
+    """The folder of certificates and keys."""
 
     folder: Path
 
@@ -34,7 +34,7 @@ class Certificates(NamedTuple):
 
 
 class Secured(NamedTuple):
-    """Both servers, which answer over TLS only."""
+    """Redis and Postgres, which accept TLS only."""
 
     certificates: Certificates
     redis_port: int
@@ -68,7 +68,7 @@ def make_authority(folder: Path, name: str) -> None:
 
 
 def make_certificate(folder: Path, name: str) -> None:
-    """Make one for `localhost` alone."""
+    """Create a certificate for `localhost` only."""
     openssl(*f"req -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}".split(), folder=folder)
     (folder / "names").write_text("subjectAltName=DNS:localhost\n")
     signing = (
@@ -98,7 +98,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     redis = start_redis(server, found)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("ORCHESTRATOR_SERVERS", "system")  # which Debian builds with TLS
+            patch.setenv("ORCHESTRATOR_SERVERS", "system")  # Debian's Postgres has TLS
             postgres = start_postgres(tmp_path_factory.mktemp("postgres"), found)
         yield found
         postgres.stop()
@@ -152,12 +152,12 @@ def start_postgres(folder: Path, found: Secured) -> EmbeddedPostgres:
     rules.write_text("local all all trust\nhostssl all all 127.0.0.1/32 trust\nhostssl all all ::1/128 trust\n")
     with database.engine_for(found.database_url(), autocommit=True).connect() as connection:
         connection.exec_driver_sql("SELECT pg_reload_conf()")
-    eventually(lambda: refuses_plain(found), "the rules are read")
+    eventually(lambda: rejects_plaintext(found), "the rules are read")
     return server
 
 
-def refuses_plain(found: Secured) -> bool:
-    """Say whether Postgres lets nobody in without TLS."""
+def rejects_plaintext(found: Secured) -> bool:
+    """Return whether Postgres rejects connections without TLS."""
     try:
         psycopg2.connect(host="127.0.0.1", port=found.postgres_port, user="postgres", sslmode="disable").close()
     except psycopg2.OperationalError as error:
@@ -165,7 +165,7 @@ def refuses_plain(found: Secured) -> bool:
     return False
 
 
-def test_everything_works_over_tls(secured: Secured, tmp_path: Path) -> None:
+def test_tasks_and_workflows_run_over_tls(secured: Secured, tmp_path: Path) -> None:
     database.upgrade(secured.database_url())
     with fresh_stack(secured.database_url(), secured.redis_url(), tmp_path) as stack:
         stack.scheduler()
@@ -182,11 +182,11 @@ def test_everything_works_over_tls(secured: Secured, tmp_path: Path) -> None:
             )
             == 0
         )
-    check_that_nobody_waits_for_who_reads_nothing(secured.database_url())
+    check_unread_connections_time_out(secured.database_url())
 
 
-def check_that_nobody_waits_for_who_reads_nothing(url: str) -> None:
-    """The kernel ends the connection of a worker that stands still while Postgres sends it rows, which only TCP can."""
+def check_unread_connections_time_out(url: str) -> None:
+    """During a task's transaction, the kernel closes the connection of a frozen worker that reads no rows; TCP only."""
     engine = database.engine_for(url)
     with engine.connect() as connection:
         assert not completions.begin(connection, bytes(16), 1)
@@ -196,7 +196,7 @@ def check_that_nobody_waits_for_who_reads_nothing(url: str) -> None:
     engine.dispose()
 
 
-def test_a_server_that_another_authority_vouches_for_is_refused(secured: Secured) -> None:
+def test_a_server_certificate_of_another_authority_is_rejected(secured: Secured) -> None:
     other = connect(secured.redis_url(ssl_ca_certs=secured.certificates.path("other.pem")))
     with pytest.raises(UNAVAILABLE, match="CERTIFICATE_VERIFY_FAILED"):
         other.ping()
@@ -204,19 +204,19 @@ def test_a_server_that_another_authority_vouches_for_is_refused(secured: Secured
         database.engine_for(secured.database_url("other.pem")).connect()
 
 
-def test_a_server_of_another_name_is_refused(secured: Secured) -> None:
+def test_a_server_certificate_for_another_host_is_rejected(secured: Secured) -> None:
     with pytest.raises(UNAVAILABLE, match=r"(?i)certificate"):
         connect(secured.redis_url(host="127.0.0.1")).ping()
     with pytest.raises(Exception, match=r"does not match|verify"):
         database.engine_for(secured.database_url(host="127.0.0.1")).connect()
 
 
-def test_a_client_without_its_certificate_is_refused(secured: Secured) -> None:
+def test_redis_rejects_a_client_without_a_certificate(secured: Secured) -> None:
     with pytest.raises(UNAVAILABLE):
         connect(secured.redis_url(ssl_certfile="", ssl_keyfile="")).ping()
 
 
-def test_whoever_speaks_without_tls_is_refused(secured: Secured) -> None:
+def test_connections_without_tls_are_rejected(secured: Secured) -> None:
     with pytest.raises(UNAVAILABLE):
         connect(f"redis://localhost:{secured.redis_port}/0").ping()
     with pytest.raises(Exception, match="no pg_hba.conf entry"):
@@ -225,7 +225,7 @@ def test_whoever_speaks_without_tls_is_refused(secured: Secured) -> None:
         ).connect()
 
 
-def test_a_process_that_cannot_believe_its_servers_ends_and_says_why(secured: Secured, tmp_path: Path) -> None:
+def test_a_process_exits_with_the_reason_if_a_server_is_untrusted(secured: Secured, tmp_path: Path) -> None:
     with fresh_stack(secured.database_url(), secured.redis_url(), tmp_path) as stack:
         stack.environment["ORCHESTRATOR_REDIS_URL"] = secured.redis_url(
             ssl_ca_certs=secured.certificates.path("other.pem")

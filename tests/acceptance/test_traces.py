@@ -1,4 +1,4 @@
-"""Traces: from the caller's span through the scheduler to what workers do, as a receiver of OTLP sees them."""
+"""Traces from the caller's span through the scheduler to the workers, as a receiver of OTLP gets them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ tasks:
 
 
 class Span(NamedTuple):
-    """A span as it was received, and from whom."""
+    """A received span, with the service that sent it."""
 
     trace: str
     id: str
@@ -47,7 +47,7 @@ class Span(NamedTuple):
 
 
 class Receiver:
-    """What OTLP over HTTP is sent to."""
+    """Receives OTLP over HTTP."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -98,7 +98,7 @@ class Receiver:
         return [span for span in list(self.spans) if span.name == name and trace in (None, span.trace)]
 
     def of(self, identifier: str, name: str) -> list[Span]:
-        """Return the spans of one task or run, by name, in order."""
+        """Return one task's or run's spans of a name, in order."""
         keys = ("messaging.message.id", "orchestrator.run.id")
         found = [span for span in self.named(name) if identifier in [span.attributes.get(key) for key in keys]]
         return sorted(found, key=lambda span: span.began)
@@ -116,7 +116,7 @@ def receiver() -> Iterator[Receiver]:
 def observed(
     database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory, receiver: Receiver
 ) -> Iterator[Stack]:
-    """A scheduler and two workers, of which each serves a queue of its own, and all of which export spans."""
+    """A scheduler and two workers that export spans; each worker serves its own queue."""
     with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
         stack.environment |= {
             "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.address,
@@ -161,7 +161,7 @@ def call(stack: Stack, **environment: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def called(observed: Stack, receiver: Receiver) -> dict[str, str]:
-    """What the program has called, once all of it has ended and been received."""
+    """The ids of the calls in `traced.py`, once all their spans have arrived."""
     found = call(observed)
     many = {"run traced.fails_once": 2, "dispatch traced.fails_once": 2, "run traced.step": 7, "turn traced.flow": 2}
     once = ("run traced.outer", "dispatch traced.outer", "enqueue traced.inner", "run traced.inner", "run traced.apart")
@@ -172,9 +172,7 @@ def called(observed: Stack, receiver: Receiver) -> dict[str, str]:
     return found
 
 
-def test_one_trace_goes_from_the_caller_over_the_scheduler_to_two_workers(
-    called: dict[str, str], receiver: Receiver
-) -> None:
+def test_one_trace_covers_the_caller_the_scheduler_and_two_workers(called: dict[str, str], receiver: Receiver) -> None:
     trace = called["trace"]
     (request,) = receiver.named("request")
     (sent,) = receiver.of(called["outer"], "enqueue traced.outer")
@@ -194,7 +192,7 @@ def test_one_trace_goes_from_the_caller_over_the_scheduler_to_two_workers(
     assert inner.attributes["messaging.destination.name"] == "other"
 
 
-def test_a_retry_links_to_the_attempt_before(called: dict[str, str], receiver: Receiver) -> None:
+def test_a_retry_links_to_the_previous_attempt(called: dict[str, str], receiver: Receiver) -> None:
     first, second = receiver.of(called["fails_once"], "run traced.fails_once")
     assert (first.links, second.links) == ([], [first.id])
     assert first.parent == second.parent == receiver.of(called["fails_once"], "enqueue traced.fails_once")[0].id
@@ -205,14 +203,14 @@ def test_a_retry_links_to_the_attempt_before(called: dict[str, str], receiver: R
     assert first.id == attempt_span(task, 1)
 
 
-def test_code_in_a_process_of_its_own_has_its_attempt_as_parent(called: dict[str, str], receiver: Receiver) -> None:
+def test_spans_of_an_isolated_task_have_its_attempt_as_parent(called: dict[str, str], receiver: Receiver) -> None:
     (ran,) = receiver.of(called["apart"], "run traced.apart")
     (own,) = receiver.named("work apart")
     assert (own.trace, own.parent) == (called["trace"], ran.id)
 
 
 @pytest.mark.parametrize(("run", "name"), [("steps", "steps"), ("flow", "traced.flow")])
-def test_what_a_run_comes_to_stands_below_its_span(
+def test_tasks_and_turns_of_a_run_are_children_of_its_span(
     called: dict[str, str], receiver: Receiver, run: str, name: str
 ) -> None:
     (whole,) = receiver.of(called[run], f"workflow {name}")
@@ -229,9 +227,7 @@ def test_what_a_run_comes_to_stands_below_its_span(
         assert all(turn.parent == whole.id and not turn.links for turn in turns)
 
 
-def test_a_run_of_many_and_what_follows_a_task_are_part_of_the_trace(
-    called: dict[str, str], receiver: Receiver
-) -> None:
+def test_runs_of_many_tasks_and_callbacks_join_the_trace(called: dict[str, str], receiver: Receiver) -> None:
     (whole,) = receiver.of(called["many"], "workflow run of many")
     assert [span.trace for span in receiver.of(called["many"], "run traced.step")] == [called["trace"]] * 2
     assert whole.trace == called["trace"]
@@ -240,12 +236,12 @@ def test_a_run_of_many_and_what_follows_a_task_are_part_of_the_trace(
     assert len(beside) == 2
 
 
-def test_no_argument_stands_in_a_span(called: dict[str, str], receiver: Receiver) -> None:
+def test_spans_contain_no_arguments(called: dict[str, str], receiver: Receiver) -> None:
     assert receiver.bodies
     assert not [body for body in receiver.bodies if SECRET.encode() in body]
 
 
-def test_lines_of_the_log_know_their_trace(called: dict[str, str], observed: Stack, receiver: Receiver) -> None:
+def test_log_lines_contain_trace_and_span_ids(called: dict[str, str], observed: Stack, receiver: Receiver) -> None:
     lines = [json.loads(line) for process in observed.processes for line in process.log.read_text().splitlines()]
     (line,) = [line for line in lines if line["message"] == "outer was called"]
     (ran,) = receiver.of(called["outer"], "run traced.outer")
@@ -258,12 +254,12 @@ def test_lines_of_the_log_know_their_trace(called: dict[str, str], observed: Sta
 
 @pytest.fixture(scope="module")
 def beats(called: dict[str, str], observed: Stack) -> None:
-    """What a schedule starts, again and again."""
+    """Apply a schedule that fires every second."""
     command(observed, "schedules", "apply", "--app", "traced:app")
 
 
 @pytest.mark.usefixtures("beats")
-def test_what_a_schedule_starts_is_the_root_of_a_trace(receiver: Receiver) -> None:
+def test_a_scheduled_run_is_the_root_of_a_trace(receiver: Receiver) -> None:
     eventually(lambda: receiver.named("run traced.beats"), "it beats")
     eventually(lambda: receiver.named("workflow traced.beats"), "its run has a span")
     whole = receiver.named("workflow traced.beats")[0]
@@ -274,14 +270,14 @@ def test_what_a_schedule_starts_is_the_root_of_a_trace(receiver: Receiver) -> No
 
 
 @pytest.mark.usefixtures("beats")
-def test_a_trace_that_is_not_sampled_is_passed_on_and_not_exported(observed: Stack, receiver: Receiver) -> None:
+def test_an_unsampled_trace_is_propagated_but_not_exported(observed: Stack, receiver: Receiver) -> None:
     found = call(observed, OTEL_TRACES_SAMPLER="always_off")
     inner = (
         "SELECT result FROM orchestrator.ended_tasks WHERE name = 'traced.inner' AND trace LIKE '00-' || :trace || '%'"
     )
     told = eventually(lambda: observed.sql(inner, trace=found["trace"]), "what it has enqueued has ended")
     assert re.fullmatch(f"00-{found['trace']}-[0-9a-f]{{16}}-0[02]", decode_value(bytes(told[0][0])))
-    for name in ("run traced.beats", "workflow traced.beats"):  # which come after those of before, if there were any
+    for name in ("run traced.beats", "workflow traced.beats"):  # spans of the unsampled trace would arrive before these
         seen = len(receiver.named(name))
         eventually(lambda name=name, seen=seen: len(receiver.named(name)) > seen + 1, f"later spans {name}")  # type: ignore[misc]
     assert not [span for span in receiver.spans if span.trace == found["trace"]]

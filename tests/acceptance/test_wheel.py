@@ -1,4 +1,4 @@
-"""What a release publishes: its content, the same bytes each time, and a wheel that works where it is installed."""
+"""The files of a release: their content, reproducible bytes, and a wheel that works where it is installed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def test_it_ships_everything_and_nothing_at_top_level(wheel: Path) -> None:
+def test_the_wheel_contains_all_files_in_one_top_level_package(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"orchestrator"}
     for path in (
@@ -53,7 +53,7 @@ def test_it_ships_everything_and_nothing_at_top_level(wheel: Path) -> None:
     assert b"rq = orchestrator.plugins.executors.rq:PLUGIN" in zipfile.ZipFile(wheel).read(points)
 
 
-def test_it_works_beside_a_users_own_workers_package(wheel: Path, tmp_path: Path, database_url: str) -> None:
+def test_the_wheel_works_beside_a_user_package_named_workers(wheel: Path, tmp_path: Path, database_url: str) -> None:
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)  # as pip does
     (tmp_path / "workers").mkdir()
@@ -72,7 +72,7 @@ def test_it_works_beside_a_users_own_workers_package(wheel: Path, tmp_path: Path
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of a release."""
+    """The folder of a release's files."""
     folder = tmp_path_factory.mktemp("release")
     run(REPOSITORY / "scripts" / "release", folder, cwd=REPOSITORY)
     return folder
@@ -80,7 +80,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_same_commit_gives_the_same_bytes(released: Path, tmp_path: Path) -> None:
+def test_releases_of_the_same_commit_have_the_same_bytes(released: Path, tmp_path: Path) -> None:
     run(REPOSITORY / "scripts" / "release", tmp_path, cwd=REPOSITORY, umask=0o077)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".gz", ".json", ".whl"]
     for path in tmp_path.iterdir():
@@ -89,7 +89,7 @@ def test_the_same_commit_gives_the_same_bytes(released: Path, tmp_path: Path) ->
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_metadata_and_the_parts_list_agree_with_the_project(released: Path) -> None:
+def test_the_metadata_and_the_sbom_match_the_project(released: Path) -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     wheel = zipfile.ZipFile(next(released.glob("*.whl")))
     metadata = wheel.read(next(name for name in wheel.namelist() if name.endswith("/METADATA"))).decode()

@@ -1,4 +1,4 @@
-"""Worker processes come and go: code that will not end, too many tasks, too much memory, more work, new code."""
+"""Stopping, replacing and scaling worker processes: stubborn code, many tasks, much memory, load, new code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = {"worker_ttl": 2.0, "heartbeat": 0.5, "stop_grace": 0.5, "scale_down_
 
 
 def pids(path: Path, count: int = 1) -> list[int]:
-    """Wait until tasks have started `count` times; return the processes."""
+    """Wait until tasks have started `count` times; return their process ids."""
     eventually(lambda: path.exists() and len(path.read_text().split()) >= count, f"{count} starts in {path.name}")
     return [int(line) for line in path.read_text().split()]
 
@@ -40,7 +40,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def listed(stack: Stack, pid: int) -> set[bytes]:
+def tasks_in_heartbeat(stack: Stack, pid: int) -> set[bytes]:
     """Return the tasks that the heartbeat of a process lists."""
     keys = Keys()
     workers = cast("set[bytes]", stack.redis.smembers(keys.workers))
@@ -54,13 +54,13 @@ def listed(stack: Stack, pid: int) -> set[bytes]:
 
 
 def states(stack: Stack, worker: Process) -> list[str]:
-    """Return the states of a worker's processes, oldest first, as the fleet is shown to people."""
+    """Return the states of a worker's processes, oldest first, as the table `workers` shows them."""
     statement = "SELECT state FROM orchestrator.workers WHERE id LIKE :worker ORDER BY started_at"
     return [str(row[0]) for row in stack.sql(statement, worker=f"%-{worker.pid}-%")]
 
 
 def charges(stack: Stack, *handles: Handle[Any]) -> tuple[int, int]:
-    """Return how many failures and losses these tasks were charged with."""
+    """Return the total failures and losses charged to these tasks."""
     statement = "SELECT sum(failures), sum(losses) FROM orchestrator.ended_tasks WHERE id = ANY(CAST(:ids AS uuid[]))"
     failures, losses = stack.sql(statement, ids=[handle.id for handle in handles])[0]
     return failures, losses
@@ -69,8 +69,8 @@ def charges(stack: Stack, *handles: Handle[Any]) -> tuple[int, int]:
 # -- soft timeouts
 
 
-def test_a_soft_timeout_can_be_caught_and_one_that_is_not_fails(life: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(life.environment, "ORCHESTRATOR_STOP_GRACE", "30")  # nothing is to linger on any machine
+def test_a_task_can_catch_a_soft_timeout_and_fails_otherwise(life: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(life.environment, "ORCHESTRATOR_STOP_GRACE", "30")  # all code ends within it on a slow machine
     worker = life.worker(*APP)
     cleaning = [stubborn.cleans_up, stubborn.cleans_up_async]
     cleaning += [task.options(isolation="process") for task in cleaning]
@@ -93,10 +93,10 @@ def test_a_soft_timeout_can_be_caught_and_one_that_is_not_fails(life: Stack, mon
 
 
 @pytest.mark.parametrize("task", [stubborn.swallows, stubborn.swallows_async], ids=["thread", "async"])
-def test_code_that_does_not_end_is_left_behind(
+def test_a_process_is_replaced_when_a_task_ignores_its_timeout(
     life: Stack, tmp_path: Path, task: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(life.environment, "ORCHESTRATOR_DRAIN_TIMEOUT", "300")  # however long its successor takes
+    monkeypatch.setitem(life.environment, "ORCHESTRATOR_DRAIN_TIMEOUT", "300")  # its successor may take long
     worker = life.worker(*APP)
     go, stop = str(tmp_path / "go"), str(tmp_path / "stop")
     neighbour = stubborn.held.enqueue(str(tmp_path / "neighbour"), go)
@@ -109,7 +109,7 @@ def test_code_that_does_not_end_is_left_behind(
     assert stubborn.pid.enqueue().result(60) != old
     eventually(lambda: states(life, worker) == ["draining", "live"], "the old one drains")
     late = bytes.fromhex(handle.id.replace("-", ""))
-    eventually(lambda: late in listed(life, old), "its code runs, and counts")
+    eventually(lambda: late in tasks_in_heartbeat(life, old), "its code runs, and counts")
     Path(go).touch()
     assert neighbour.result(60) == old, "what ran beside it was not disturbed"
     eventually(lambda: not is_alive(old), "then the old process ends, and with it the code")
@@ -117,7 +117,7 @@ def test_code_that_does_not_end_is_left_behind(
     assert (charges(life, handle), charges(life, neighbour)) == ((1, 0), (0, 0))
 
 
-def test_a_task_in_a_blocking_call_that_was_told_to_end_holds_up_no_runs(
+def test_a_timed_out_task_in_a_blocking_call_delays_no_runs(
     life: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(life.environment, "ORCHESTRATOR_STOP_GRACE", "60")
@@ -126,7 +126,7 @@ def test_a_task_in_a_blocking_call_that_was_told_to_end_holds_up_no_runs(
     os.mkfifo(pipe)
     handle = stubborn.waits_for_a_writer.options(timeout=0.1).enqueue(str(tmp_path / "started"), pipe)
     old = pids(tmp_path / "started")[0]
-    told_by = time.monotonic() + 1.0  # on a busy machine it may be later, and then this shows less
+    told_by = time.monotonic() + 1.0  # on a busy machine the timeout may come later, and the test shows less
     while time.monotonic() < told_by:
         assert stubborn.asks.start().result(60) == old
     assert stubborn.asks.start().result(60) == old, "runs go on in the process whose task was told to end"
@@ -136,7 +136,7 @@ def test_a_task_in_a_blocking_call_that_was_told_to_end_holds_up_no_runs(
     os.close(writer)
 
 
-def test_a_slot_is_free_again_when_the_code_ends_after_all(
+def test_a_timed_out_task_frees_its_slot_when_its_code_ends(
     life: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(life.environment, "ORCHESTRATOR_DRAIN_TIMEOUT", "300")
@@ -147,15 +147,15 @@ def test_a_slot_is_free_again_when_the_code_ends_after_all(
     with pytest.raises(TaskFailed):
         handle.result(60)
     late = bytes.fromhex(handle.id.replace("-", ""))
-    eventually(lambda: late in listed(life, old), "its code runs, and counts")
+    eventually(lambda: late in tasks_in_heartbeat(life, old), "its code runs, and counts")
     (tmp_path / "stop").touch()
-    eventually(lambda: late not in listed(life, old), "the code has ended")
+    eventually(lambda: late not in tasks_in_heartbeat(life, old), "the code has ended")
     assert handle.status() == "failed", "its late return changes nothing"
     (tmp_path / "go").touch()
     neighbour.result(60)
 
 
-def test_code_that_keeps_the_interpreter_to_itself(life: Stack, tmp_path: Path) -> None:
+def test_a_task_that_holds_the_gil_is_killed_with_its_process(life: Stack, tmp_path: Path) -> None:
     worker = life.worker(*APP)
     neighbour = stubborn.held.enqueue(str(tmp_path / "neighbour"), str(tmp_path / "go"))
     pids(tmp_path / "neighbour")
@@ -168,7 +168,7 @@ def test_code_that_keeps_the_interpreter_to_itself(life: Stack, tmp_path: Path) 
     (tmp_path / "go").touch()
     neighbour.result(60)
     assert (charges(life, handle), charges(life, neighbour)) == ((1, 0), (0, 0))
-    # Cancelled, the same code is ended in the same way.
+    # Cancellation ends the same code in the same way.
     cancelled = stubborn.keeps_the_interpreter.enqueue(str(tmp_path / "again"))
     stuck = pids(tmp_path / "again")[0]
     cancelled.cancel()
@@ -178,7 +178,7 @@ def test_code_that_keeps_the_interpreter_to_itself(life: Stack, tmp_path: Path) 
     assert stubborn.pid.enqueue().result(60) != stuck
 
 
-def test_a_worker_ends_although_a_task_keeps_the_interpreter_to_itself(life: Stack, tmp_path: Path) -> None:
+def test_a_worker_stops_although_a_task_holds_the_gil(life: Stack, tmp_path: Path) -> None:
     worker = life.worker(*APP)
     handle = stubborn.keeps_the_interpreter.enqueue(str(tmp_path / "started"))
     pids(tmp_path / "started")
@@ -202,7 +202,7 @@ def test_a_worker_ends_although_a_task_keeps_the_interpreter_to_itself(life: Sta
     ],
     ids=["give up on it", "only on others", "only on it"],
 )
-def test_a_process_that_is_killed_for_a_timeout_obeys_the_policy(
+def test_a_timeout_that_kills_the_process_obeys_the_retry_policy(
     life: Stack, tmp_path: Path, policy: Retry, tries: int
 ) -> None:
     worker = life.worker(*APP)
@@ -216,7 +216,7 @@ def test_a_process_that_is_killed_for_a_timeout_obeys_the_policy(
 # -- cancel
 
 
-def test_cancel_while_no_worker_can_hear_it(life: Stack, tmp_path: Path) -> None:
+def test_tasks_are_cancelled_while_workers_are_frozen_or_dead(life: Stack, tmp_path: Path) -> None:
     worker = life.worker(*APP, "--concurrency", "1")
     go = str(tmp_path / "go")
     running = stubborn.held.enqueue(str(tmp_path / "running"), go)
@@ -229,7 +229,7 @@ def test_cancel_while_no_worker_can_hear_it(life: Stack, tmp_path: Path) -> None
     for handle in (running, dispatched, later):
         with pytest.raises(TaskCancelled):
             handle.result(60)
-    Path(go).touch()  # awake again, the code returns at once: a late report of an ended attempt
+    Path(go).touch()  # after SIGCONT the code returns at once: a late report of an ended attempt
     worker.signal_group(signal.SIGCONT)
     assert stubborn.pid.enqueue().result(60) > 0
     worker.kill()
@@ -244,10 +244,10 @@ def test_cancel_while_no_worker_can_hear_it(life: Stack, tmp_path: Path) -> None
     assert len(pids(tmp_path / "running")) == 1
 
 
-# -- replacing
+# -- replacement
 
 
-def test_processes_are_replaced_after_many_tasks_and_nothing_is_lost(life: Stack) -> None:
+def test_max_tasks_per_process_replaces_processes_without_losing_tasks(life: Stack) -> None:
     worker = life.worker(*APP, "--max-tasks-per-process", "20", "--concurrency", "4")
     handles = stubborn.app.enqueue_many(stubborn.nap, [(0.005,)] * 100)
     isolated = [stubborn.pid.options(isolation="process").enqueue() for _ in range(5)]
@@ -255,21 +255,21 @@ def test_processes_are_replaced_after_many_tasks_and_nothing_is_lost(life: Stack
     assert max(served.values()) <= 20
     assert len({handle.result(60) for handle in isolated}) >= 1
     assert charges(life, *handles) == (0, 0)
-    worn, spent, ready = (places(worker, words) for words in ("tasks of 20", "has run 20 tasks", "process.ready"))
+    worn, spent, ready = (line_numbers(worker, words) for words in ("tasks of 20", "has run 20 tasks", "process.ready"))
     assert worn[0] < spent[0], "a successor is asked for before the last task"
     assert len(ready) >= 5
     eventually(lambda: "live" in states(life, worker), "one is at work")
     assert "dead" not in states(life, worker), "all that have ended did in good order"
 
 
-def test_a_child_process_runs_as_many_tasks_as_it_may(life: Stack) -> None:
-    """What runs in a child does not wear out the process that it belongs to, which would take its children along."""
+def test_isolated_tasks_count_for_their_child_process_only(life: Stack) -> None:
+    """Isolated tasks do not count for the worker process, whose replacement would also end its children."""
     worker = life.worker(*APP, "--max-tasks-per-process", "5", "--concurrency", "2")
     handles = [stubborn.pid.options(isolation="process").enqueue() for _ in range(20)]
     served = Counter(handle.result(60) for handle in handles)
     assert max(served.values()) == 5
     assert len(served) <= 5, "none but the last ones are ended before they have run all they may"
-    assert len(places(worker, "process.ready")) == 1
+    assert len(line_numbers(worker, "process.ready")) == 1
     assert not worker.logged("tasks of 5")
 
 
@@ -289,8 +289,8 @@ def test_a_closed_terminal_drains_a_worker(life: Stack, tmp_path: Path, signals:
     assert charges(life, *handles) == (0, 0)
 
 
-def test_a_process_whose_parent_is_stopped_begins_nothing(life: Stack) -> None:
-    """Nobody beats for it: others have what it held, and may have what it takes."""
+def test_a_process_starts_no_tasks_while_its_parent_is_frozen(life: Stack) -> None:
+    """Without the parent's heartbeats, other workers get the tasks that the process holds or claims."""
     worker = life.worker(*APP)
     mute = stubborn.pid.enqueue().result(60)
     os.kill(worker.pid, signal.SIGSTOP)
@@ -307,7 +307,7 @@ def test_a_process_whose_parent_is_stopped_begins_nothing(life: Stack) -> None:
     eventually(lambda: stubborn.pid.enqueue().result(60) == mute, "it is heard, and works again")
 
 
-def places(process: Process, words: str) -> list[int]:
+def line_numbers(process: Process, words: str) -> list[int]:
     lines = process.log.read_text().splitlines()
     return [number for number, line in enumerate(lines) if words in line]
 
@@ -322,7 +322,7 @@ def test_a_process_that_grows_too_large_is_replaced(life: Stack) -> None:
     assert stubborn.pid.enqueue().result(60) != first
 
 
-def test_autoscale_follows_the_work(life: Stack, tmp_path: Path) -> None:
+def test_autoscale_follows_the_load(life: Stack, tmp_path: Path) -> None:
     worker = life.worker(*APP, "--autoscale", "1,3", "--concurrency", "2")
     go = tmp_path / "go"
     handles = stubborn.app.enqueue_many(stubborn.held, [(str(tmp_path / "started"), str(go))] * 8)
@@ -338,7 +338,7 @@ def test_autoscale_follows_the_work(life: Stack, tmp_path: Path) -> None:
 # -- new code
 
 
-def test_a_successor_that_cannot_be_loaded_replaces_nobody(life: Stack, tmp_path: Path) -> None:
+def test_a_process_stays_if_its_successor_cannot_load_the_application(life: Stack, tmp_path: Path) -> None:
     lines = ["from orchestrator import Orchestrator", "app = Orchestrator()", "@app.task(name='stubborn.pid')", ""]
     module = tmp_path / "shop.py"
     module.write_text("\n".join([*lines, "def pid():", "    import os", "    return os.getpid()", ""]))
@@ -358,7 +358,7 @@ def test_a_successor_that_cannot_be_loaded_replaces_nobody(life: Stack, tmp_path
         ("import logging.config\nlogging.config.dictConfig({'version': 1})\n1 / 0", "ZeroDivisionError: division"),
     ],
 )
-def test_an_application_that_cannot_be_loaded_is_told_once(
+def test_an_application_that_cannot_be_loaded_is_reported_once(
     redis_url: str, tmp_path: Path, body: str | None, reason: str
 ) -> None:
     if body is not None:
@@ -372,14 +372,14 @@ def test_an_application_that_cannot_be_loaded_is_told_once(
     assert "draining" not in done.stderr
 
 
-def test_reload(life: Stack, tmp_path: Path) -> None:
+def test_reload_replaces_processes_when_the_code_changes(life: Stack, tmp_path: Path) -> None:
     folder = tmp_path / "shop"
     folder.mkdir()
     module = folder / "shop.py"
 
     def write(answer: str, *more: str) -> None:
         lines = ["from orchestrator import Orchestrator", "app = Orchestrator()", "@app.task", "def answer():"]
-        whole = module.with_suffix(".new")  # nobody is to load a half
+        whole = module.with_suffix(".new")  # no process may load half a file
         whole.write_text("\n".join([*lines, f"    return {answer}", *more, ""]))
         whole.rename(module)
 
@@ -410,7 +410,7 @@ def test_reload(life: Stack, tmp_path: Path) -> None:
         del stubborn.app.tasks["shop.answer"], stubborn.app.tasks["shop.added"]
 
 
-def test_a_workflow_that_keeps_the_interpreter_to_itself_leaves_others_alone(life: Stack, tmp_path: Path) -> None:
+def test_a_workflow_that_holds_the_gil_does_not_harm_other_tasks(life: Stack, tmp_path: Path) -> None:
     worker = life.worker(*APP, "--concurrency", "2")
     neighbour = stubborn.held.enqueue(str(tmp_path / "neighbour"), str(tmp_path / "go"))
     old = pids(tmp_path / "neighbour")[0]

@@ -1,4 +1,4 @@
-"""What a worker's log tells of its tasks."""
+"""The log lines of a worker about its tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ application = talking.app
 
 
 def logged(worker: Process, words: str) -> str:
-    """Return the first line that holds these words."""
+    """Wait for a log line that contains the text; return it."""
 
     def find() -> str | None:
         return next((line for line in worker.log.read_text().splitlines() if words in line), None)
@@ -37,9 +37,9 @@ def failure(handle: Handle[Any]) -> TaskFailed:
     return raised.value
 
 
-def test_what_tasks_say_comes_out_with_their_names_and_ids(life: Stack) -> None:
+def test_output_of_tasks_is_logged_with_task_names_and_ids(life: Stack) -> None:
     worker = life.worker(*APP)
-    talking.closes.enqueue().result(timeout=60)  # which is no concern of those after it
+    talking.closes.enqueue().result(timeout=60)  # closing the streams does not affect later tasks
     for task in (talking.speaks, talking.speaks_async, talking.speaks_apart):
         handle = task.enqueue("rye")
         handle.result(timeout=60)
@@ -55,7 +55,7 @@ def test_what_tasks_say_comes_out_with_their_names_and_ids(life: Stack) -> None:
     assert "murmured" not in text
 
 
-def test_what_tasks_say_is_kept_wherever_they_run(life: Stack) -> None:
+def test_output_is_stored_for_every_kind_of_task(life: Stack) -> None:
     life.worker(*APP)
     wanted = {
         talking.speaks: [
@@ -79,7 +79,7 @@ def test_what_tasks_say_is_kept_wherever_they_run(life: Stack) -> None:
         assert {(line.task, line.step, line.attempt) for line in lines} == {(handles[task].id, task.name, 1)}
 
 
-def test_a_final_failure_is_one_error_with_its_traceback(life: Stack) -> None:
+def test_a_final_failure_is_logged_as_one_error_with_traceback(life: Stack) -> None:
     worker = life.worker(*APP)
     for task, arguments in ((talking.burns, ("toast",)), (talking.burns_apart, ())):
         handle = task.enqueue(*arguments)
@@ -94,7 +94,7 @@ def test_a_final_failure_is_one_error_with_its_traceback(life: Stack) -> None:
     assert len(re.findall(r"^\d.* ERROR ", worker.log.read_text(), re.MULTILINE)) == 2
 
 
-def test_a_retry_is_a_warning_that_says_when(life: Stack) -> None:
+def test_a_retry_is_logged_as_a_warning_with_its_delay(life: Stack) -> None:
     worker = life.worker(*APP)
     handle = talking.burns_twice.enqueue()
     failure(handle)
@@ -112,7 +112,7 @@ def test_a_retry_is_a_warning_that_says_when(life: Stack) -> None:
     assert logged(worker, f"postpones[{later.id}] task.succeeded attempt=2")
 
 
-def test_json_has_every_field_and_a_level_leaves_out_what_is_below(life: Stack) -> None:
+def test_json_lines_have_every_field_and_obey_the_log_level(life: Stack) -> None:
     worker = life.worker(*APP, "--log-format", "json", "--log-level", "debug")
     handle = talking.burns.enqueue("toast")
     failure(handle)
@@ -153,14 +153,14 @@ def test_json_has_every_field_and_a_level_leaves_out_what_is_below(life: Stack) 
     assert not re.search("received|succeeded|logged rye", worker.log.read_text())
 
 
-def test_a_flood_is_told_in_one_line(life: Stack) -> None:
+def test_a_flood_of_failures_is_summarized(life: Stack) -> None:
     worker = life.worker(*APP)
     handles = talking.app.enqueue_many(talking.burns, [(f"toast {number}",) for number in range(300)])
     for handle in handles:
         failure(handle)
 
     def told(kind: str) -> tuple[int, int]:
-        """Return how many of a kind had a line each, and how many were counted in those that tell of many."""
+        """Return how many tasks have their own line of this kind, and how many the summary lines count."""
         text = worker.log.read_text()
         counted = re.findall(rf" task.summary task=talking.burns seconds=\d+: .*?\b(\d+) {kind}\b", text)
         return len(re.findall(rf"\] task.{kind}\b", text)), sum(map(int, counted))
@@ -173,7 +173,7 @@ def test_a_flood_is_told_in_one_line(life: Stack) -> None:
     assert re.search(r"the latest failure, [\da-f-]{36}: ValueError: toast \d+ is burnt$", line)
 
 
-def test_who_blocks_the_event_loop_is_named(life: Stack, tmp_path: Path) -> None:
+def test_a_task_that_blocks_the_event_loop_is_named(life: Stack, tmp_path: Path) -> None:
     worker = life.worker(*APP)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -186,7 +186,7 @@ def test_who_blocks_the_event_loop_is_named(life: Stack, tmp_path: Path) -> None
     assert worker.log.read_text().count("kept the event loop") == 1
 
 
-def test_a_run_of_a_workflow_that_fails_is_told_too(life: Stack) -> None:
+def test_a_failed_workflow_run_is_logged_with_its_traceback(life: Stack) -> None:
     worker = life.worker(*APP)
     run = talking.order.start("rye")
     assert logged(worker, f"talking.order[{run.id}] ordered rye")
@@ -194,7 +194,7 @@ def test_a_run_of_a_workflow_that_fails_is_told_too(life: Stack) -> None:
     assert 'talking.py", line' in worker.log.read_text().partition(line)[2]
 
 
-def test_arguments_that_do_not_fit_are_told_without_a_traceback(life: Stack) -> None:
+def test_mismatched_arguments_are_logged_without_a_traceback(life: Stack) -> None:
     worker = life.worker(*APP)
     settings = life.settings
     stranger = Orchestrator(database_url=settings.database_url, redis_url=settings.redis_url)
@@ -205,7 +205,7 @@ def test_arguments_that_do_not_fit_are_told_without_a_traceback(life: Stack) -> 
     assert "Traceback" not in worker.log.read_text()
 
 
-def test_logging_of_the_applications_own_is_left_as_it_is(life: Stack) -> None:
+def test_logging_configured_by_the_application_stays_as_configured(life: Stack) -> None:
     worker = life.worker("--app", "talking_own:app")
     handle = talking.speaks.enqueue("rye")
     handle.result(timeout=60)
@@ -220,7 +220,7 @@ def test_logging_of_the_applications_own_is_left_as_it_is(life: Stack) -> None:
     assert "own ||" not in worker.log.read_text().replace("own ||Using selector", ""), "the worker's lines are its own"
 
 
-def test_the_configuration_in_the_guide_takes_all_lines(life: Stack, tmp_path: Path) -> None:
+def test_the_logging_configuration_in_the_docs_receives_all_lines(life: Stack, tmp_path: Path) -> None:
     guide = (HERE.parents[1] / "docs" / "operations.md").read_text().partition("### Your own logging")[2]
     block = guide.partition("```python\n")[2].partition("```")[0]
     path = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n"
@@ -241,7 +241,7 @@ def test_the_configuration_in_the_guide_takes_all_lines(life: Stack, tmp_path: P
         pytest.param("talking_own:app", False, id="closed-own", marks=pytest.mark.long),
     ],
 )
-def test_nobody_hangs_on_a_reader_who_does_not_read_or_is_gone(life: Stack, app: str, is_read: bool) -> None:
+def test_an_unread_or_closed_log_pipe_does_not_block_a_worker(life: Stack, app: str, is_read: bool) -> None:
     reader, writer = os.pipe()
     words = ("worker", "--app", app, "--processes", "1")
     worker = forking.begin(*words, environment=life.environment, folder=HERE, stdout=writer, stderr=writer)
@@ -260,7 +260,7 @@ def test_nobody_hangs_on_a_reader_who_does_not_read_or_is_gone(life: Stack, app:
             os.close(reader)
 
 
-def test_a_slow_reader_misses_nothing(life: Stack) -> None:
+def test_a_slow_log_reader_misses_no_lines(life: Stack) -> None:
     words, both = ("worker", *APP, "--processes", "1"), {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     worker = forking.begin(*words, environment=life.environment, folder=HERE, **both)
     assert worker.stdout is not None

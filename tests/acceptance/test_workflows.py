@@ -22,7 +22,7 @@ from tests.acceptance.stack import Stack
 from tests.acceptance.ways import Way, both_ways, use_route  # noqa: F401
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.long_for("http")  # of which test_enqueue_to_result.py asks in each build
+pytestmark = pytest.mark.long_for("http")  # test_enqueue_to_result.py covers HTTP in each build
 
 WORKER = ("--allow", "steps.py")
 
@@ -60,7 +60,7 @@ tasks:
 """
 
 
-def test_the_shape_of_the_issue(running: Stack) -> None:
+def test_foreach_parallel_when_and_triggers_combine_in_one_dag(running: Stack) -> None:
     run = start(NIGHTLY, count=4, day="2026-05-01")
     assert run.wait_ended(60) == "success"
     outputs = run.outputs()
@@ -75,7 +75,7 @@ def test_the_shape_of_the_issue(running: Stack) -> None:
     assert (counters.total, counters.success, counters.skipped, counters.failed) == (12, 11, 1, 0)
 
 
-def test_failures_skip_what_is_below_transitively_and_carry_the_reason(running: Stack, tmp_path: Path) -> None:
+def test_a_failure_skips_downstream_tasks_which_a_retry_then_runs(running: Stack, tmp_path: Path) -> None:
     run = start(
         f"""
         name: broken
@@ -103,7 +103,7 @@ def test_failures_skip_what_is_below_transitively_and_carry_the_reason(running: 
     assert attempts == [(1,)], "what had succeeded was not run again"
 
 
-def test_child_workflows_give_their_outputs_and_are_cancelled_with_their_parent(running: Stack, tmp_path: Path) -> None:
+def test_child_workflows_return_outputs_and_are_cancelled_with_their_parent(running: Stack, tmp_path: Path) -> None:
     project.app.workflows.apply(
         loads(
             """
@@ -144,7 +144,7 @@ def test_child_workflows_give_their_outputs_and_are_cancelled_with_their_parent(
     assert run.progress().counters.open == 0
 
 
-def test_versions_are_immutable_and_runs_stay_on_theirs(running: Stack, tmp_path: Path) -> None:
+def test_versions_are_immutable_and_runs_keep_their_version(running: Stack, tmp_path: Path) -> None:
     text = f'name: pinned\ntasks:\n  a: {{task: "steps.py:wait_for", input: {{path: "{tmp_path}/go"}}}}\n'
     first = project.app.workflows.apply(loads(text))
     assert project.app.workflows.apply(loads(text)) == first, "the same body is a no-op"
@@ -159,7 +159,7 @@ def test_versions_are_immutable_and_runs_stay_on_theirs(running: Stack, tmp_path
     assert running.scalar("SELECT version FROM orchestrator.runs WHERE id = :id", id=run.id) == first
 
 
-def test_rerun_from_a_task_keeps_what_is_above_it(running: Stack, tmp_path: Path) -> None:
+def test_a_rerun_from_a_task_does_not_repeat_upstream_tasks(running: Stack, tmp_path: Path) -> None:
     log = tmp_path / "log"
     run = start(
         f"""
@@ -183,9 +183,9 @@ def test_rerun_from_a_task_keeps_what_is_above_it(running: Stack, tmp_path: Path
 
 
 class TestEvents:
-    """Runs that start because something happened."""
+    """Events that start runs, and hooks that a run calls."""
 
-    def test_a_posted_event_with_a_filter(self, running: Stack) -> None:
+    def test_a_posted_event_starts_a_run_if_its_filter_matches(self, running: Stack) -> None:
         project.app.workflows.apply(
             loads(
                 """
@@ -205,7 +205,7 @@ class TestEvents:
         assert len(rows) == 1
         assert project.app.run(str(rows[0][0])).outputs() == {"a": {"order": 2}}
 
-    def test_another_workflows_success(self, running: Stack) -> None:
+    def test_the_success_of_a_workflow_starts_another_workflow(self, running: Stack) -> None:
         project.app.workflows.apply(
             loads("name: follower\non: [{workflow: leader}]\ntasks:\n  a: {task: 'steps.py:nothing'}")
         )
@@ -214,7 +214,7 @@ class TestEvents:
         ended = "SELECT status FROM orchestrator.runs WHERE workflow = 'follower'"
         eventually(lambda: running.sql(ended) == [("success",)], "the follower ends")
 
-    def test_failure_hooks(self, running: Stack, tmp_path: Path) -> None:
+    def test_a_failed_run_starts_its_hook_task_and_calls_its_webhook(self, running: Stack, tmp_path: Path) -> None:
         received: list[dict[str, Any]] = []
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -246,7 +246,7 @@ class TestEvents:
         eventually(lambda: running.scalar(hooks) == 1, "the hook task ran")
 
 
-def test_a_foreach_of_ten_thousand_items(running: Stack) -> None:
+def test_a_foreach_of_ten_thousand_items_keeps_messages_small(running: Stack) -> None:
     run = start(
         """
         name: many
@@ -264,7 +264,7 @@ def test_a_foreach_of_ten_thousand_items(running: Stack) -> None:
 
 
 def layers(name: str, depth: int, width: int, above: int) -> str:
-    """Return a DAG of no-ops: each task depends on `above` tasks of the layer before."""
+    """Return a DAG of no-ops: each task depends on `above` tasks of the previous layer."""
     lines = [f"name: {name}", "tasks:"]
     for layer in range(depth):
         for place in range(width):
@@ -273,8 +273,8 @@ def layers(name: str, depth: int, width: int, above: int) -> str:
     return "\n".join(lines)
 
 
-def test_a_thousand_tasks_in_ten_fully_connected_layers_cost_the_leader_less_than_a_second(running: Stack) -> None:
-    """On an idle machine, they end within one; of a busy one, only the time that the leader has used says anything."""
+def test_a_dense_dag_costs_the_leader_less_than_a_second(running: Stack) -> None:
+    """Measure the leader's CPU time: wall time is below a second on an idle machine, but not on a busy one."""
     project.app.workflows.apply(loads(layers("dense", 10, 100, 100)))
     leader, times = psutil.Process(running.leader().pid), []
     for _ in range(3):
@@ -307,7 +307,7 @@ CONFORMANCE = os.environ.get("ORCHESTRATOR_CONFORMANCE")
 
 @pytest.mark.skipif(not CONFORMANCE, reason="ORCHESTRATOR_CONFORMANCE is not set: no traces to run")
 @pytest.mark.parametrize("trace", sorted(Path(CONFORMANCE or ".").glob("dags/*.json")), ids=lambda path: path.stem)
-def test_traces_of_real_workflows(running: Stack, tmp_path: Path, trace: Path) -> None:
+def test_recorded_real_workflows_run_in_dependency_order(running: Stack, tmp_path: Path, trace: Path) -> None:
     workflow = json.loads(trace.read_text())["workflow"]
     seconds = {task["id"]: task["runtimeInSeconds"] for task in workflow["execution"]["tasks"]}
     scale = 5.0 / max(1.0, sum(seconds.values()))

@@ -110,7 +110,7 @@ def call(secret: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.path.dirname(__file__))  # noqa: PTH120  # as the workers see it
+    sys.path.insert(0, os.path.dirname(__file__))  # noqa: PTH120  # workers import `traced` from here
     import traced
 
     print(json.dumps(traced.call(sys.argv[1])))

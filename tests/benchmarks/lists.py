@@ -151,7 +151,7 @@ def is_empty(url: str) -> bool:
 
 
 async def pages(client: httpx.AsyncClient, case: Case, max_pages: int) -> tuple[list[float], int]:
-    """Read up to `most` pages; return their durations in milliseconds, and the number of rows."""
+    """Read up to `max_pages` pages; return their durations in milliseconds, and the number of rows."""
     durations: list[float] = []
     rows = 0
     cursor: dict[str, str] = {}

@@ -85,7 +85,7 @@ def start(backend: Backend, url: str, steps: int, done: int, version: int = 0) -
 
 
 def start_wide(backend: Backend, url: str, items: int) -> str:
-    """Store a run with one step of so many tasks, half of them done; return its id."""
+    """Store a run with one step of `items` tasks, half of them done; return its id."""
     tasks = {"each": {"task": "etl.part", "foreach": "params.items"}}
     body = {"name": "wide", "queue": "etl", "params": {"items": {"type": "list"}}, "tasks": tasks}
     backend.workflows.apply(definitions.from_data(body))
@@ -115,7 +115,7 @@ def write(url: str, run: bytes, total: int, done: int, state: DagState, version:
 
 
 async def measure(app: object, pages: dict[str, Bar], times: int) -> list[tuple[str, Bar, float, float, float]]:
-    """Read every page several times; return the minimum of the milliseconds and of the CPU time, and the kilobytes."""
+    """Read every page several times; return its minimum wall and CPU times in milliseconds, and its kilobytes."""
     found = []
     transport = httpx.ASGITransport(app, client=("127.0.0.1", 40_000))  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as client:

@@ -70,7 +70,7 @@ def _show(number: int, found: Mapping[str, float]) -> None:
 
 
 def measure(folder: Path, servers: dict[str, int], size: int, shards: int) -> dict[str, float]:
-    """Run a backlog of so many tasks, from the resumption of the queue to the last end; return µs of CPU per task."""
+    """Run a backlog of `size` tasks, from the resumption of the queue to the last end; return µs of CPU per task."""
     sys.path.insert(0, str(folder))
     import application  # type: ignore[import-not-found]  # written by the program
 

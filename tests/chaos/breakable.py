@@ -21,10 +21,8 @@ from tests.acceptance.stack import Process, Stack
 from tests.waiting import eventually
 
 SETTINGS = {"worker_ttl": 3.0, "heartbeat": 0.25, "lease": 1.5, "long_transaction": 1.0}
-"""Short timeouts, so that an outage of a few seconds exceeds all of them, as one of ten minutes does by default.
-
-They are long enough for a machine that freezes for a second or two.
-"""
+"""Short timeouts: an outage of a few seconds exceeds all of them, as a ten-minute outage exceeds the defaults. They are
+long enough for a machine that freezes for a second or two."""
 OUTAGE = 1.5 * SETTINGS["worker_ttl"]
 
 
@@ -93,7 +91,7 @@ def trouble(stack: Stack) -> Mapping[str, str]:
 
 
 def pass_time(seconds: float) -> None:
-    """Wait so many seconds, as the duration of an outage."""
+    """Wait for the duration of an outage."""
     deadline = time.monotonic() + seconds
     eventually(lambda: time.monotonic() > deadline, "time passes", seconds + 10)
 
@@ -117,7 +115,7 @@ def said(process: Process, words: str) -> int:
 
 
 def is_calm(stack: Stack, limit: int) -> bool:
-    """Check that an outage cost each process at most `most` log lines of each kind, and no traceback."""
+    """Check that an outage cost each process at most `limit` log lines of each kind, and no traceback."""
     for process in stack.processes:
         text = process.log.read_text()
         assert "Traceback" not in text, text

@@ -1,4 +1,4 @@
-"""A Redis Cluster, and a Redis with Sentinels: real servers, whose slots tests move and whose nodes tests kill."""
+"""A real Redis Cluster and a real Redis with Sentinels, for tests that move slots and kill nodes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Cluster:
         source("CLUSTER SETSLOT", slot, "MIGRATING", self._id(target))
         while keys := source("CLUSTER GETKEYSINSLOT", slot, 10):
             source("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
-            time.sleep(0.01)  # so that clients meet a half-migrated slot
+            time.sleep(0.01)  # clients meet a half-migrated slot
         for node in (target, source, *self.nodes):
             node("CLUSTER SETSLOT", slot, "NODE", self._id(target))
         eventually(lambda: self._is_known(slot, target), "the replica knows, which may be the next to own it", 60)

@@ -1,6 +1,6 @@
 """A short run of `python -m tests.chaos.bridge`."""
 
-# ruff: noqa: E402  # ruff: noqa: E402  # Celery is importable only after `require_celery`
+# ruff: noqa: E402  # Celery is importable only after `require_celery`
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedulers and workers started before Postgres and Redis: they wait, except where waiting cannot help."""
+"""Processes that start before Postgres and Redis wait for the servers; invalid settings end a process at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture
 def servers(directory: Path) -> Iterator[tuple[EmbeddedPostgres, EmbeddedRedis, str]]:
-    """A Postgres that requires a password of the user alice only, and a Redis."""
+    """A Postgres that requires a password from the user alice only, and a Redis."""
     rules = directory / "pg_hba.conf"
     rules.write_text(HBA)
     redis = EmbeddedRedis(directory)
@@ -56,11 +56,13 @@ def stack(servers: tuple[EmbeddedPostgres, EmbeddedRedis, str], directory: Path)
 
 
 def is_waiting_for(server: str, process: Process) -> bool:
-    """Return whether a process has logged once that it waits for a server."""
+    """Return whether a process has logged exactly once that it waits for a server."""
     return said(process, f"{server} cannot be used; waiting for it:") == 1
 
 
-def test_processes_wait_for_the_servers(stack: Stack, servers: tuple[EmbeddedPostgres, EmbeddedRedis, str]) -> None:
+def test_starting_processes_wait_for_postgres_and_redis(
+    stack: Stack, servers: tuple[EmbeddedPostgres, EmbeddedRedis, str]
+) -> None:
     server, redis, _ = servers
     server.stop()
     redis.stop()
@@ -90,13 +92,15 @@ def test_processes_wait_for_the_servers(stack: Stack, servers: tuple[EmbeddedPos
     assert scheduler.stop() == worker.stop() == api.stop() == 0
 
 
-def test_wrong_settings_fail_at_once(stack: Stack, servers: tuple[EmbeddedPostgres, EmbeddedRedis, str]) -> None:
+def test_wrong_connection_settings_end_a_process_at_once(
+    stack: Stack, servers: tuple[EmbeddedPostgres, EmbeddedRedis, str]
+) -> None:
     server, redis, url = servers
     with stack.engine.connect() as connection:
         connection.execute(text("CREATE ROLE alice LOGIN SUPERUSER PASSWORD 'right'"))
     parsed = make_url(url)
 
-    def refusal(*arguments: str, **environment: str) -> str:
+    def startup_error(*arguments: str, **environment: str) -> str:
         result = breakable.command(stack, *arguments, **environment)
         assert (result.returncode, "Traceback" in result.stderr, "waiting for it" in result.stderr) == (1, False, False)
         return result.stderr
@@ -105,16 +109,18 @@ def test_wrong_settings_fail_at_once(stack: Stack, servers: tuple[EmbeddedPostgr
         return parsed.set(**parts).render_as_string(hide_password=False)  # type: ignore[arg-type]
 
     wrong = database(username="alice", password="wrong")
-    message = refusal("scheduler", ORCHESTRATOR_DATABASE_URL=wrong)
+    message = startup_error("scheduler", ORCHESTRATOR_DATABASE_URL=wrong)
     assert 'password authentication failed for user "alice"' in message
     assert "Check the user and the password in the setting database_url." in message
-    assert 'database "nowhere" does not exist' in refusal(
+    assert 'database "nowhere" does not exist' in startup_error(
         "scheduler", ORCHESTRATOR_DATABASE_URL=database(database="nowhere")
     )
     server.create_database("empty")
-    assert "Run `orchestrator db upgrade`" in refusal("scheduler", ORCHESTRATOR_DATABASE_URL=database(database="empty"))
-    assert "Setting database_url" in refusal("scheduler", ORCHESTRATOR_DATABASE_URL="mysql:/db")
+    assert "Run `orchestrator db upgrade`" in startup_error(
+        "scheduler", ORCHESTRATOR_DATABASE_URL=database(database="empty")
+    )
+    assert "Setting database_url" in startup_error("scheduler", ORCHESTRATOR_DATABASE_URL="mysql:/db")
     guarded = redis.url.replace("unix://", "unix://:wrong@")
     for arguments in (("scheduler",), ("worker", "--app", "project:app")):
-        assert "Redis cannot be used: " in refusal(*arguments, ORCHESTRATOR_REDIS_URL=guarded)
-        assert "Setting redis_url" in refusal(*arguments, ORCHESTRATOR_REDIS_URL="http://redis")
+        assert "Redis cannot be used: " in startup_error(*arguments, ORCHESTRATOR_REDIS_URL=guarded)
+        assert "Setting redis_url" in startup_error(*arguments, ORCHESTRATOR_REDIS_URL="http://redis")

@@ -19,7 +19,7 @@ def cutting(database_url: str) -> Iterator[Cutting]:
         yield cutting
 
 
-def test_waiting_for_a_code_workflow_survives_a_broken_connection(
+def test_waiting_for_a_workflow_result_survives_a_broken_connection(
     cutting: Cutting, redis_url: str, tmp_path: Path
 ) -> None:
     with fresh_stack(cutting.url, redis_url, tmp_path):
@@ -35,7 +35,7 @@ def test_waiting_for_a_code_workflow_survives_a_broken_connection(
 @pytest.mark.parametrize(
     ("at", "error", "stored"), [(b"COPY /* enqueue.copy */", Unavailable, 10), (b"COMMIT\0", Uncertain, 20)]
 )
-def test_a_bulk_enqueue_tells_whether_its_commit_is_uncertain(
+def test_a_bulk_enqueue_raises_uncertain_only_for_a_broken_commit(
     at: bytes,
     error: type[Exception],
     stored: int,

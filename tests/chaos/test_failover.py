@@ -24,7 +24,7 @@ KILLS_OF_A_BUILD = 1
 RATE = 50.0
 """Tasks per second."""
 RESUMES_WITHIN = 5.0
-"""Seconds without starts that the death of a leader may cost."""
+"""Seconds without task starts that the death of a leader may cause."""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ class Load:
         self._stopping = threading.Event()
         self.count = 0
         self.others = 0
-        """Tasks that a test has enqueued in addition."""
+        """Number of tasks that a test enqueues besides the load."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -107,7 +107,7 @@ def gap_after(stack: Stack, load: Load, how: str) -> float:
 
 
 def gaps_after(stack: Stack, load: Load, how: str, required: int, limit: float) -> list[float]:
-    """Repeat until enough gaps were below the limit, at most three times as often: the machine may be busy."""
+    """Repeat until `required` gaps are below the limit, at most three times as often: the machine may be busy."""
     gaps: list[float] = []
     while sum(gap < limit for gap in gaps) < required and len(gaps) < 3 * required:
         gaps.append(gap_after(stack, load, how))
@@ -143,7 +143,7 @@ def test_a_stopped_leader_hands_over_at_once(stack: Stack, tmp_path: Path, kills
     assert sum(gap < stack.settings.lease for gap in gaps) == kills, gaps
 
 
-def test_a_rolling_restart_fails_no_task_and_delays_little(stack: Stack, tmp_path: Path) -> None:
+def test_a_rolling_restart_fails_no_task_and_adds_little_delay(stack: Stack, tmp_path: Path) -> None:
     load, lease = Load(stack, tmp_path / "starts"), stack.settings.lease
     schedulers = [stack.scheduler(), stack.scheduler()]
     workers = [stack.worker(processes=2), stack.worker(processes=2)]

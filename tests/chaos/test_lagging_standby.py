@@ -1,4 +1,4 @@
-"""Failover to a standby of Postgres under load: one that lacks the last commits, and one that has them."""
+"""Failover to a Postgres standby under load: to one that lacks the last commits, and to one that has them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def redirect_to(server: EmbeddedPostgres, link: Path) -> None:
     draft.replace(link)
 
 
-def set_aside(stack: Stack) -> dict[str, str]:
-    """Return the output of `orchestrator quarantine show` for each message, by its error."""
+def quarantined_messages(stack: Stack) -> dict[str, str]:
+    """Return the output of `orchestrator quarantine show` for each quarantined message, by its error."""
     listed = json.loads(command(stack, "quarantine", "list", "--json").stdout)["messages"]
     return {found["error"]: command(stack, "quarantine", "show", found["id"]).stdout for found in listed}
 
@@ -84,7 +84,7 @@ def test_children_of_tasks_survive_a_failover_that_lost_their_rows(redis_url: st
                 assert stack.sql(how) == [("success", 1, 0)] * PARENTS, "each ran once"
 
                 eventually(lambda: stack.redis.xlen(Keys().quarantine), "what is gone is told")
-                ((error, output),) = set_aside(stack).items()
+                ((error, output),) = quarantined_messages(stack).items()
                 assert error == "Postgres has lost tasks: 1 of project.add (succeeded)"
                 assert lost.id in output
                 assert "set aside" in trouble(stack)
@@ -101,7 +101,7 @@ def test_clients_find_a_promoted_standby_by_a_url_with_both_hosts(redis_url: str
         log, numbers, stop = directory / "log", count(), threading.Event()
 
         def load() -> None:
-            """Enqueue number after number, each until it is accepted."""
+            """Enqueue one number after another; retry each until it is accepted."""
             while not stop.is_set():
                 accepted = partial(try_to_enqueue, log, next(numbers))
                 eventually(accepted, "a task is accepted", 60, every=0.1)

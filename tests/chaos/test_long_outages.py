@@ -54,7 +54,7 @@ def own_postgres() -> Iterator[tuple[EmbeddedPostgres, str]]:
 
 
 class Waiter:
-    """Waits for a result in a thread, whatever happens."""
+    """Waits in a thread for a result or its error."""
 
     def __init__(self, handle: Handle[Any]) -> None:
         self.outcomes: list[object] = []
@@ -81,7 +81,7 @@ def hold(directory: Path, name: str) -> Handle[int]:
 
 
 @pytest.mark.parametrize("keeps_its_data", [True, False])
-def test_ten_minutes_without_redis(
+def test_tasks_survive_a_long_redis_outage_and_run_once(
     database_url: str, redis: EmbeddedRedis, directory: Path, keeps_its_data: bool
 ) -> None:
     with fresh_stack(database_url, redis.url, directory, **SETTINGS) as stack:
@@ -111,7 +111,7 @@ def test_ten_minutes_without_redis(
         assert "redis away" not in trouble(stack)
 
 
-def test_ten_minutes_without_postgres(
+def test_tasks_survive_a_long_postgres_outage_and_run_once(
     own_postgres: tuple[EmbeddedPostgres, str], redis_url: str, directory: Path
 ) -> None:
     server, url = own_postgres
@@ -142,7 +142,7 @@ def test_ten_minutes_without_postgres(
         assert stack.scalar("SELECT count(*) FROM orchestrator.leases WHERE expires_at > now()") == 1
 
 
-def test_an_enqueue_does_not_wait_for_a_redis_that_hangs(
+def test_repeated_enqueues_do_not_wait_for_a_hanging_redis(
     database_url: str, redis: EmbeddedRedis, directory: Path
 ) -> None:
     with fresh_stack(database_url, redis.url, directory) as stack:
@@ -159,7 +159,7 @@ def test_an_enqueue_does_not_wait_for_a_redis_that_hangs(
         assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 51
 
 
-def test_a_result_awaited_during_an_outage_of_redis_arrives_afterwards(
+def test_a_result_awaited_during_a_redis_outage_arrives_afterwards(
     database_url: str, redis: EmbeddedRedis, directory: Path
 ) -> None:
     with fresh_stack(database_url, redis.url, directory, **SETTINGS) as stack:
@@ -177,7 +177,7 @@ def test_a_result_awaited_during_an_outage_of_redis_arrives_afterwards(
         assert heard.wait(60)
 
 
-def test_the_leader_notices_a_redis_that_came_back_empty(
+def test_the_leader_notices_a_redis_that_restarted_empty(
     database_url: str, redis: EmbeddedRedis, directory: Path
 ) -> None:
     with fresh_stack(database_url, redis.url, directory) as stack:
@@ -192,7 +192,7 @@ def test_the_leader_notices_a_redis_that_came_back_empty(
         assert project.add.enqueue(2, 2).result(60) == 4
 
 
-def test_connections_that_break_after_a_commit(database_url: str, redis_url: str, directory: Path) -> None:
+def test_tasks_run_once_when_commit_responses_are_lost(database_url: str, redis_url: str, directory: Path) -> None:
     socket = directory / "socket"
     socket.mkdir()
     with Cutting(database_url, socket) as cutting, fresh_stack(database_url, redis_url, directory, **SETTINGS) as stack:
@@ -241,7 +241,7 @@ def test_a_worker_stops_taking_tasks_when_no_leader_applies_its_reports(
         messages = [
             encode([Dispatch(os.urandom(16), 1, task.name, task.payload, "default") for _ in range(MAX_BUNDLE - 1)])
             for _ in range(1_100)
-        ]  # 20,900 tasks for a table of 20,000, whose capacity is no multiple of a message's size
+        ]  # 20,900 tasks for a table of 20,000 attempts, whose capacity is no multiple of a message's size
         leader.publish(generation, int(term), {"default": messages})
         eventually(lambda: worker.logged("worker.reports_full"), "it is full", 60)
         remaining = stack.redis.xlen(Keys().queue(generation, "default"))
@@ -252,7 +252,7 @@ def test_a_worker_stops_taking_tasks_when_no_leader_applies_its_reports(
         assert said(worker, "died") == said(worker, "Traceback") == 0
 
 
-def test_a_worker_drained_in_an_outage_delivers_its_last_reports(
+def test_a_worker_drained_during_a_redis_outage_delivers_its_last_reports(
     database_url: str, redis: EmbeddedRedis, directory: Path
 ) -> None:
     with fresh_stack(database_url, redis.url, directory, **SETTINGS) as stack:
@@ -262,7 +262,7 @@ def test_a_worker_drained_in_an_outage_delivers_its_last_reports(
         redis.kill()
         (directory / "task-go").touch()
         worker.signal(signal.SIGTERM)
-        breakable.pass_time(6.0)  # longer than the minimum for last reports
+        breakable.pass_time(6.0)  # longer than the minimum time for last reports
         redis.start()
         assert worker.wait(40) == 0
         stack.worker()

@@ -28,7 +28,7 @@ from tests.waiting import eventually
 
 REDIS = find_redis()
 UNPROTECTED = {"enable-protected-configs": "yes"} if REDIS and REDIS.version >= (7,) else {}
-"""Settings that let a test change the data folder of a running server."""
+"""Redis settings that let a test change the data folder of a running server."""
 pytestmark = pytest.mark.skipif(REDIS is None, reason="no Redis to break")
 
 
@@ -41,7 +41,7 @@ def directory() -> Iterator[Path]:
 # -- Redis
 
 Break = Callable[[EmbeddedRedis, Stack, Path, ExitStack], Callable[[], object]]
-"""Makes Redis refuse writes; returns the function that repairs it."""
+"""Makes Redis reject writes; returns the function that repairs Redis."""
 
 
 def out_of_memory(_: EmbeddedRedis, stack: Stack, __: Path, ___: ExitStack) -> Callable[[], object]:
@@ -103,7 +103,7 @@ def redis_stack(database_url: str, directory: Path, mounted: ExitStack) -> Itera
     [(out_of_memory, "redis full"), (failed_save, "redis refuses writes"), (full_disk, "redis refuses writes")],
 )
 @pytest.mark.long_for("failed_save")  # a full disk gives the same error
-def test_a_redis_that_refuses_writes_delays_tasks_and_loses_none(
+def test_a_redis_that_rejects_writes_delays_tasks_and_loses_none(
     database_url: str, directory: Path, break_it: Break, kind: str
 ) -> None:
     mounted = ExitStack()
@@ -135,7 +135,7 @@ def test_a_redis_that_refuses_writes_delays_tasks_and_loses_none(
         assert not {"redis full", "redis refuses writes"} & trouble(stack).keys()
 
 
-def test_redis_full_of_our_own_messages_empties_itself(database_url: str, directory: Path) -> None:
+def test_redis_recovers_from_memory_full_of_task_messages(database_url: str, directory: Path) -> None:
     with redis_stack(database_url, directory, ExitStack()) as (_, stack):
         stack.scheduler()
         worker = stack.worker()
@@ -143,7 +143,7 @@ def test_redis_full_of_our_own_messages_empties_itself(database_url: str, direct
         large = "x" * 400_000
         handles = project.app.enqueue_many(
             project.who, [(large,)] * 15
-        )  # in bulk, so that all exist before the first is done
+        )  # in bulk, so that all tasks exist before the first is done
         eventually(lambda: said(worker, "Redis cannot be used;"), "it was full")
         assert all(handle.result(60)[0] == large for handle in handles)
         assert is_calm(stack, 5)
@@ -152,7 +152,7 @@ def test_redis_full_of_our_own_messages_empties_itself(database_url: str, direct
 # -- Postgres
 
 
-def test_postgres_has_no_connections_left(redis_url: str, directory: Path) -> None:
+def test_exhausted_postgres_connections_delay_tasks_and_lose_none(redis_url: str, directory: Path) -> None:
     with (
         breakable.postgres(directory, max_connections=20) as (_, url),
         fresh_stack(url, redis_url, directory, **SETTINGS) as stack,
@@ -169,7 +169,7 @@ def test_postgres_has_no_connections_left(redis_url: str, directory: Path) -> No
         done = breakable.command(stack, "status")
         assert (done.returncode, "Traceback" in done.stderr) == (1, False)
         assert "too many clients already" in done.stderr
-        for connection in taken_connections[:2]:  # the scheduler's connection; the test takes all slots at once
+        for connection in taken_connections[:2]:  # end the scheduler's connections; the test takes their slots at once
             _terminate_scheduler(connection)
         while _try_to_connect(url, taken_connections):
             pass
@@ -233,7 +233,7 @@ def test_a_connection_that_died_in_the_pool_is_replaced(database_url: str, redis
         assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 2
 
 
-def test_the_disk_of_postgres_is_full(redis_url: str, directory: Path) -> None:
+def test_a_full_postgres_disk_delays_tasks_and_loses_none(redis_url: str, directory: Path) -> None:
     with ExitStack() as opened:
         server, url = opened.enter_context(breakable.postgres(directory))
         disk = opened.enter_context(breakable.small_disk(directory / "disk", 6))
@@ -269,7 +269,7 @@ def test_the_disk_of_postgres_is_full(redis_url: str, directory: Path) -> None:
         assert is_calm(stack, 1)
 
 
-def test_a_long_foreign_transaction_delays_no_task_and_is_reported(
+def test_a_long_external_transaction_is_reported_and_blocks_no_task(
     database_url: str, redis_url: str, directory: Path
 ) -> None:
     with fresh_stack(database_url, redis_url, directory, **SETTINGS) as stack:

@@ -1,4 +1,4 @@
-"""Lists and charts from a streaming standby: their age, reading one's own writes, and an outage of the standby."""
+"""Lists and charts from a streaming standby: their age, read-your-writes, and an outage of the standby."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Servers(NamedTuple):
     standby: Standby
 
     def visitor(self) -> Visitor:
-        """A visitor at a new API server."""
+        """Return a visitor of a new API server."""
         return Visitor(create_app(self.settings))
 
     def pause_replay(self) -> None:
@@ -65,13 +65,13 @@ def enqueue(servers: Servers, name: str) -> UUID:
 
 
 def shows(visitor: Visitor, *names: str) -> bool:
-    """Return whether the page and the API's list contain exactly these tasks."""
+    """Return whether the dashboard page and the API's list contain exactly these tasks."""
     names_on_page = set(re.findall(r">(t\.\w+)</a>", visitor.get("/ui/tasks").text))
     listed = {task["name"] for task in visitor.get(LIST).json()["items"]}
     return names_on_page == listed == set(names)
 
 
-def test_lists_come_from_the_standby_and_say_how_old_they_are(servers: Servers) -> None:
+def test_lists_from_the_standby_report_their_age(servers: Servers) -> None:
     visitor = servers.visitor()
     enqueue(servers, "t.first")
     eventually(lambda: shows(visitor, "t.first"), "the standby has it")
@@ -90,7 +90,7 @@ def test_lists_come_from_the_standby_and_say_how_old_they_are(servers: Servers) 
     eventually(lambda: OLD not in visitor.get("/ui/tasks").text, "it does not lag any more")
 
 
-def test_a_person_reads_their_own_writes_at_every_server(servers: Servers) -> None:
+def test_a_user_sees_their_own_writes_on_every_api_server(servers: Servers) -> None:
     visitor, other, stranger = servers.visitor(), servers.visitor(), servers.visitor()
     enqueue(servers, "t.first")
     everybody = (visitor, other, stranger)
@@ -115,7 +115,7 @@ def test_a_person_reads_their_own_writes_at_every_server(servers: Servers) -> No
     eventually(lambda: shows(visitor, "t.first", "t.second"), "lists come from the standby again")
 
 
-def test_an_action_over_http_is_in_the_next_list(servers: Servers) -> None:
+def test_a_list_after_an_api_write_comes_from_the_primary(servers: Servers) -> None:
     visitor = servers.visitor()
     assert shows(visitor)
     servers.pause_replay()
@@ -142,7 +142,7 @@ def test_the_primary_answers_while_the_standby_hangs(servers: Servers, caplog: p
     pids = [int(str(pid)) for (pid,) in ask(servers.standby.url, "SELECT pid FROM pg_stat_activity")]
     group = [servers.standby.pid, *pids]
     for pid in group:
-        with suppress(ProcessLookupError):  # the process of the query itself
+        with suppress(ProcessLookupError):  # the backend of this query has ended
             os.kill(pid, signal.SIGSTOP)
     try:
         enqueue(servers, "t.first")
@@ -156,7 +156,7 @@ def test_the_primary_answers_while_the_standby_hangs(servers: Servers, caplog: p
                 os.kill(pid, signal.SIGCONT)
 
 
-def test_a_primary_is_no_standby(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_primary_configured_as_read_replica_is_logged(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
     app = create_app(replace(servers.settings, read_database_url=servers.settings.database_url))
     assert shows(Visitor(app))
     assert "it is a primary. Name a standby in the setting read_database_url." in caplog.text

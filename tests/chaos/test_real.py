@@ -1,4 +1,4 @@
-"""A short chaos run on real processes; scripts/chaos does long ones.
+"""A short chaos run on real processes; scripts/chaos does long runs.
 
 Each part has its share of every group of faults; together the parts have all faults.
 """
@@ -29,7 +29,7 @@ def experiment(part: int) -> Experiment:
 @pytest.mark.timeout(300)  # some 25 s, and far more on a busy machine
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.long_for("1")
-def test_the_promises_hold_on_real_processes(part: int, tmp_path: Path) -> None:
+def test_guarantees_hold_under_faults_on_real_processes(part: int, tmp_path: Path) -> None:
     planned = experiment(part)
     outcome = run(planned, tmp_path)
     report = ["", *outcome.violations[:20], "", *outcome.history, "", f"the same again: {planned.command()}"]

@@ -1,4 +1,4 @@
-"""A Redis Cluster with moving slots and dying nodes, and a master replaced by Sentinels: under load."""
+"""Under load: a Redis Cluster with moving slots and dying nodes, and a master that Sentinels replace."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SETTINGS = {"worker_ttl": 5.0}
 
 @contextmanager
 def under_load(database_url: str, redis_url: str, folder: Path) -> Iterator[tuple[Stack, Load]]:
-    """Yield a stack under load; check in the end that every task ran once."""
-    with fresh_stack(database_url, redis_url, folder, **SETTINGS) as stack, busy(stack) as load:
+    """Yield a stack under load; check at the end that every task ran once."""
+    with fresh_stack(database_url, redis_url, folder, **SETTINGS) as stack, steady_load(stack) as load:
         yield stack, load
 
 
 @contextmanager
-def busy(stack: Stack, schema: str = "orchestrator", shards: int = 1) -> Iterator[Load]:
+def steady_load(stack: Stack, schema: str = "orchestrator", shards: int = 1) -> Iterator[Load]:
     """Keep processes under load within the block."""
     stack.scheduler()
     stack.worker(processes=shards)
@@ -44,10 +44,10 @@ def busy(stack: Stack, schema: str = "orchestrator", shards: int = 1) -> Iterato
     assert all(process.is_running() for process in stack.processes)
 
 
-def test_a_slot_moves_and_its_node_dies(database_url: str, tmp_path: Path) -> None:
+def test_tasks_survive_a_slot_migration_and_a_node_failure(database_url: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as servers, under_load(database_url, servers.url, tmp_path) as (stack, load):
         first = servers.owners[0]
-        for _ in range(2):  # away, and back to the node with the replica
+        for _ in range(2):  # to another node, and back to the node with the replica
             servers.move_slot()
             load.wait_for_starts()
         assert servers.owners == [first]
@@ -65,14 +65,14 @@ def check_shared_features(stack: Stack, load: Load) -> None:
     follower.begin()
     generations: set[str] = set()
 
-    def are_all_heard() -> bool:
+    def all_shards_published() -> bool:
         generations.update(entry.changes.generation for entry in follower.wait().entries if entry.changes.tasks)
         return len(generations) == stack.settings.shards
 
-    eventually(are_all_heard, "changes of all shards are published")
+    eventually(all_shards_published, "changes of all shards are published")
     handles = [
         project.narrates.enqueue(str(go)) for _ in range(30)
-    ]  # placed by hash: among twelve tasks, a shard was missed once in forty times
+    ]  # shards are chosen by hash: twelve tasks missed a shard once in forty runs
     load.others += len(handles)
     for handle in handles:
         handle.result(timeout=60)
@@ -82,13 +82,13 @@ def check_shared_features(stack: Stack, load: Load) -> None:
     assert stack.scalar(places, ids=[UUID(handle.id) for handle in handles]) == stack.settings.shards
 
 
-def test_slots_of_shards_move_and_a_node_dies(database_url: str, tmp_path: Path) -> None:
+def test_shards_survive_slot_migrations_and_a_node_failure(database_url: str, tmp_path: Path) -> None:
     """Shards 0, 1 and 2 of the namespace are on three nodes."""
     namespaces = ("apart", "apart/1", "apart/2")
     with cluster(tmp_path, *namespaces) as servers:
         assert len({*map(id, servers.owners)}) == 3
         with sharded_stack(database_url, servers.url, tmp_path, "apart", 3, **SETTINGS) as stack:
-            with busy(stack, "apart/all", 3) as load:
+            with steady_load(stack, "apart/all", 3) as load:
                 for index in (1, 2, 1, 0):
                     servers.move_slot(index)
                     load.wait_for_starts()
@@ -103,7 +103,7 @@ def test_slots_of_shards_move_and_a_node_dies(database_url: str, tmp_path: Path)
             assert "redis" in stack.output_of("status")
 
 
-def test_status_and_doctor_look_at_each_shard_on_its_node(database_url: str, tmp_path: Path) -> None:
+def test_status_and_doctor_check_the_redis_of_every_shard(database_url: str, tmp_path: Path) -> None:
     with (
         cluster(tmp_path, "apart", "apart/1", "apart/2") as servers,
         sharded_stack(database_url, servers.url, tmp_path, "apart", 3, **SETTINGS) as stack,
@@ -137,7 +137,7 @@ def test_status_and_doctor_look_at_each_shard_on_its_node(database_url: str, tmp
         assert "Redis cannot be reached" in stack.output_of("status")
 
 
-def test_sentinels_promote_a_replica(database_url: str, tmp_path: Path) -> None:
+def test_tasks_survive_a_sentinel_failover(database_url: str, tmp_path: Path) -> None:
     with sentinels(tmp_path) as servers, under_load(database_url, servers.url, tmp_path) as (stack, load):
         servers.sentinels[0].kill()
         servers.master.kill()

@@ -1,4 +1,4 @@
-"""Postgres is restored to an earlier state, while processes go on and Redis has newer data."""
+"""Postgres is restored to an earlier state while processes run and Redis has newer data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.waiting import eventually
 
 
 def back_up(server: EmbeddedPostgres, copy: Path) -> None:
-    """Copy the files of a server, which is stopped meanwhile."""
+    """Stop a server, copy its files, and start it again."""
     server.stop()
     shutil.copytree(server.data, copy)
     server.start()
@@ -36,7 +36,7 @@ def generation(stack: Stack) -> str:
 
 
 def test_tasks_enqueued_around_a_restore_are_not_lost(redis_url: str) -> None:
-    """A change of the leader is lost too, so that its term is issued again."""
+    """The restore also loses a change of leader, so that its term is issued again."""
     with (
         folder() as directory,
         postgres(directory / "postgres") as (server, url),

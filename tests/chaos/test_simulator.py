@@ -65,17 +65,19 @@ def simulated(database_url: str) -> Iterator[SimulatedDatabase]:
     logger.setLevel(level)
 
 
-def test_the_promises_hold(simulated: SimulatedDatabase, seeds: range, request: pytest.FixtureRequest) -> None:
+def test_guarantees_hold_under_simulated_faults(
+    simulated: SimulatedDatabase, seeds: range, request: pytest.FixtureRequest
+) -> None:
     if request.config.getoption("--seed", None) is not None:
         print("", *simulate(simulated, plan_for(seeds.start)).history, sep="\n")
     failures = [found for seed in seeds if (found := explain(simulated, seed)) is not None]
     assert not failures, "\n\n".join(["", *failures])
 
 
-def test_the_promises_hold_in_several_shards(
+def test_guarantees_hold_across_several_shards(
     simulated: SimulatedDatabase, seeds: range, request: pytest.FixtureRequest
 ) -> None:
-    """One, two or four leaders, whose number may change: limits, rates and keys hold across all shards."""
+    """One, two or four leaders, whose number may change: limits, rates and keys hold across all of their shards."""
     if request.config.getoption("--seed", None) is not None:
         print("", *simulate(simulated, sharded_plan_for(seeds.start)).history, sep="\n")
     failures = [found for seed in seeds if (found := explain(simulated, seed, sharded_plan_for, " -k shards"))]
@@ -109,8 +111,8 @@ def test_a_second_shard_respects_limits_used_by_the_first(simulated: SimulatedDa
     "seed",
     [
         575,  # one of several runs without a plan in one tick takes too long
-        20501,  # a stuck run is cancelled, and cannot end
-        20604,  # nor by its timeout, before it is retried
+        20501,  # a stuck run is cancelled and cannot end
+        20604,  # a stuck run cannot end by its timeout before a retry
     ],
 )
 def test_seeds_that_once_failed_pass(simulated: SimulatedDatabase, seed: int) -> None:
@@ -123,7 +125,7 @@ def test_seeds_that_once_failed_pass(simulated: SimulatedDatabase, seed: int) ->
         2016,  # runs wait for a limit held by a shard that is given up
         2104,  # a shard is closed while all leases have expired
         2464,  # a leader without writes does not notice that another has replaced it
-        10267,  # a poisoned run is not stuck yet, while another of its lane is, and has a free slot
+        10267,  # a poisoned run is not stuck yet; another run of its group is stuck, and a slot is free
         23556,  # a poisoned flow has ended, and keeps its signal for a retry
     ],
 )
@@ -171,7 +173,7 @@ def test_every_poisoned_operation_makes_only_its_run_stuck(simulated: SimulatedD
 def test_poison_harms_no_other_run_of_the_same_tick(
     simulated: SimulatedDatabase, kind: str, operations: Sequence[str]
 ) -> None:
-    """Their plans are rolled back with the poisoned run's, and planned again without it, as for the first time."""
+    """The leader rolls back all plans of the tick, and plans the other runs again as for the first time."""
     world = dataclasses.replace(plan_for(15), schedulers=1, workers=2, slots=4, batch=1_000)
     for operation in operations:
         plan = dataclasses.replace(
@@ -199,7 +201,7 @@ def test_shrinking_finds_a_minimal_list_of_faults() -> None:
 @pytest.mark.parametrize(
     ("real", "memory"), [(LeaderStreams, MemoryLeaderStreams), (WorkerStreams, MemoryWorkerStreams)]
 )
-def test_in_memory_streams_have_the_signatures_of_the_real_ones(real: type, memory: type) -> None:
+def test_in_memory_streams_match_the_signatures_of_real_streams(real: type, memory: type) -> None:
     def methods(kind: type) -> dict[str, str]:
         found = inspect.getmembers(kind, inspect.isfunction)
         return {name: str(inspect.signature(function)) for name, function in found if not name.startswith("_")}

@@ -38,7 +38,7 @@ def wire(redis_url: str) -> Iterator[Proxy]:
 
 
 def scheduler_with(stack: Stack, **environment: str) -> Process:
-    """Start a scheduler with settings of its own, and wait until it leads."""
+    """Start a scheduler with additional variables, and wait until it leads."""
     before = dict(stack.environment)
     stack.environment |= environment
     try:
@@ -49,12 +49,12 @@ def scheduler_with(stack: Stack, **environment: str) -> Process:
     return process
 
 
-def through(wire: Proxy) -> dict[str, str]:
+def redis_url_through(wire: Proxy) -> dict[str, str]:
     return {"ORCHESTRATOR_REDIS_URL": f"redis://127.0.0.1:{wire.port}/0"}
 
 
 def test_a_leader_cut_off_from_redis_is_replaced_by_a_connected_standby(stack: Stack, wire: Proxy) -> None:
-    cut_off = scheduler_with(stack, **through(wire))
+    cut_off = scheduler_with(stack, **redis_url_through(wire))
     healthy = stack.scheduler()
     stack.worker()
     assert project.add.enqueue(1, 1).result(timeout=60) == 2
@@ -66,9 +66,9 @@ def test_a_leader_cut_off_from_redis_is_replaced_by_a_connected_standby(stack: S
     assert cut_off.stop() == 0
 
 
-@pytest.mark.parametrize("lease", [2.5])  # longer than the pause after a defect: it renews its own lease
+@pytest.mark.parametrize("lease", [2.5])  # longer than the pause after a defect, so that the leader renews its lease
 def test_a_leader_that_cannot_tick_is_replaced(stack: Stack, database_url: str) -> None:
-    """A role without write privileges: it can take the lease, but every tick fails."""
+    """The first leader's role may write the lease only, so that every tick fails."""
     with stack.engine.connect() as connection:
         if not connection.exec_driver_sql("SELECT 1 FROM pg_roles WHERE rolname = 'clumsy'").all():
             connection.exec_driver_sql("CREATE ROLE clumsy LOGIN")
@@ -85,11 +85,11 @@ def test_a_leader_that_cannot_tick_is_replaced(stack: Stack, database_url: str) 
     assert clumsy.stop() == 0
 
 
-@pytest.mark.parametrize("lease", [2.5])  # so that no leader loses it on a machine that freezes for a moment
+@pytest.mark.parametrize("lease", [2.5])  # long enough to keep the lease on a machine that freezes for a moment
 def test_a_leader_in_trouble_stays_if_no_standby_could_work(stack: Stack, wire: Proxy) -> None:
-    first = scheduler_with(stack, **through(wire))
+    first = scheduler_with(stack, **redis_url_through(wire))
     before = dict(stack.environment)
-    stack.environment |= through(wire)
+    stack.environment |= redis_url_through(wire)
     second = stack.scheduler()
     stack.environment = before
     stack.worker()
@@ -118,10 +118,10 @@ def test_a_scheduler_without_redis_stops_at_sigterm(stack: Stack, wire: Proxy, r
     if role == "standby":
         stack.scheduler()
         stack.leader()
-        stack.environment |= through(wire)
+        stack.environment |= redis_url_through(wire)
         process = stack.scheduler()
     else:
-        process = scheduler_with(stack, **through(wire))
+        process = scheduler_with(stack, **redis_url_through(wire))
     getattr(wire, fault)()
     eventually(lambda: process.logged("cannot be used") or role == "standby" or fault == "stall", "it notices")
     process.signal(signal.SIGTERM)

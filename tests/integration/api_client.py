@@ -82,7 +82,7 @@ def bare_api(settings: Settings) -> ApiClient:
 
 
 def make_key(engine: Engine, scope: Scope = Scope.ADMIN, name: str = "test", **bounds: Any) -> Secret:
-    """Store a new API key. Without bounds it reaches everything and never expires."""
+    """Store a new API key. Without bounds the key is valid for everything and never expires."""
     secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         keys.add(connection, secret, name, scope, bounds.pop("expires_at", None), **bounds)

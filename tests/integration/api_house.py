@@ -84,7 +84,7 @@ def fill(house: House, backend: Backend, connection: Connection, name: str) -> N
 
 @contextmanager
 def furnished(database_url: str, redis_url: str) -> Iterator[House]:
-    """Fill an empty database with both sets."""
+    """Fill an empty database with both sets of data."""
     settings = load_settings(environ={}, database_url=database_url, redis_url=redis_url)
     engine = engine_for(database_url, autocommit=True)
     house = House(settings, engine, Secret("", ""))
@@ -100,7 +100,7 @@ def furnished(database_url: str, redis_url: str) -> Iterator[House]:
 
 
 def changes(house: House) -> list[Any]:
-    """Return a checksum of every table that a refused request must not change."""
+    """Return a checksum of every table that a rejected request must not change."""
     tables = (
         "inbox",
         "queues",

@@ -1,4 +1,4 @@
-"""Helpers for tests of code workflows: run turns of the code by hand, and read the stored history."""
+"""Helpers for tests of code workflows: run turns of the code in the test, and read the stored history."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def act(engine: Engine, dispatch: Dispatch) -> Activated:
 
 
 def turn(system: System, worker: Worker, engine: Engine) -> int:
-    """Run one turn of every workflow with a due turn; return how many ran."""
+    """Run one turn of every workflow that has a due turn; return the number of turns."""
     system.pass_seconds()
     turns = [task for task in worker.take() if task.is_turn_task]
     worker.report(*(act(engine, task) for task in turns))

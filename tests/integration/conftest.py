@@ -17,14 +17,14 @@ __all__ = ["addresses", "engine", "engine_", "in_empty_folder", "system", "way"]
 
 @pytest.fixture(scope="module")
 def furniture(database_url: str, redis_url: str) -> Iterator[House]:
-    """The two sets of API data, one fixture for the module."""
+    """The two sets of API data, shared by the tests of a module."""
     with furnished(database_url, redis_url) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def house(furniture: House) -> House:
-    """The same data; some modules override this fixture to reset the data before each test."""
+    """The two sets of API data; some modules override this fixture to reset the data before each test."""
     return furniture
 
 

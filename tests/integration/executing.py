@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Heard:
-    """Collects the lines and progress that a watcher passes on."""
+    """Collects the log lines and progress that a watcher receives."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -1,7 +1,7 @@
 """A fake of the Google APIs that Cloud Run jobs need: version 2 of run.googleapis.com, and tokens.
 
 A job with a program runs it as a process; other jobs end at once, or never (`holding`). Requests are validated against
-the fields of the published API: an unknown field, or a value of another type, is refused.
+the fields of the published API: an unknown field, or a value of another type, is rejected.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FakeCloudRun(http.server.ThreadingHTTPServer):
         self.failures: list[tuple[int, dict[str, str]]] = []
         """Error responses that are sent before a request is processed."""
         self.lost_answers = 0
-        """How many `run` requests start an execution, but answer with an error."""
+        """Number of next `run` requests that start an execution but answer with an error."""
         self.programs = programs or {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._cancelled: set[str] = set()

@@ -1,7 +1,7 @@
 """A fake of the part of the Kubernetes API that Jobs need; containers are processes.
 
 Requests are validated against the models of the `kubernetes` package: an unknown field or parameter, or a value of
-another type, is refused, as by a strict server.
+another type, is rejected, as by a strict server.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 def check_model(kind: str, value: Any, path: str = "") -> None:
-    """Refuse a value that does not match a model of the API."""
+    """Reject a value that does not match a model of the API."""
     if (listed := re.fullmatch(r"[Ll]ist\[(.*)\]", kind)) is not None:
         if not isinstance(value, list):
             raise Refused(400, f"{path}: expected a list")
@@ -106,7 +106,7 @@ class FakeKubernetes(http.server.ThreadingHTTPServer):
         self._folder.cleanup()
 
     def forget(self) -> None:
-        """Expire the event history and end all watches."""
+        """Expire the event history, and end all watches."""
         with self.changed:
             self.forgotten = self.version
             self.cut += 1

@@ -33,7 +33,7 @@ class _Job:
             )
 
     def shown(self) -> dict[str, Any]:
-        """Return the job as the Ray API shows it."""
+        """Return the job as the Ray API returns it."""
         code = self.process.poll()
         status = "RUNNING" if code is None else "STOPPED" if self.is_stopped else "FAILED" if code else "SUCCEEDED"
         message = f"Job entrypoint command failed with exit code {code}" if status == "FAILED" else status.lower()

@@ -37,7 +37,7 @@ class Stage:
         system.settle()
 
     def work(self) -> int:
-        """Run all dispatched tasks; return how many."""
+        """Run all dispatched tasks; return their number."""
         taken = self.worker.take()
         self.worker.report(*(self._answer(task) for task in taken)) if taken else None
         return len(taken)
@@ -66,7 +66,7 @@ class Stage:
         return handle.status()
 
     def later(self, seconds: float) -> None:
-        """Fail over to a leader whose clock is so many seconds ahead."""
+        """Fail over to a leader whose clock is `seconds` ahead."""
         self.system.lead(offset=seconds)
         self.worker.beat()
         self.system.settle()
@@ -137,4 +137,4 @@ EVERY_KIND: dict[str, Any] = {
         {"from": "wait", "action": "default", "to": "inner"},
     ],
 }
-"""Results with `val` 2: 4, [12, 12], [120, 120], 240."""
+"""Every kind of node. Results with `val` 2: 4, [12, 12], [120, 120], 240."""

@@ -15,7 +15,7 @@ Answer = bytes | tuple[int, Any]
 
 
 class Service(http.server.ThreadingHTTPServer):
-    """Counts requests by their ids."""
+    """A server that counts requests by their ids."""
 
     daemon_threads = True
 

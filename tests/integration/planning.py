@@ -1,4 +1,4 @@
-"""The query plans of the leader's statements, for every state of the statistics of a real table."""
+"""Query plans of the leader's statements, for every state that the statistics of a real table may have."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_HISTOGRAMS = ", ".join(f"stakind{n} = 0, stanumbers{n} = NULL, stavalues{n} 
 
 
 def _size(tuples: float, pages: int) -> str:
-    """SQL that sets the planner's estimate of rows per page; Postgres reads the real number of pages itself."""
+    """Return SQL that sets the planner's estimate of rows per page; Postgres reads the real number of pages itself."""
     return f"UPDATE pg_class SET reltuples = {tuples}, relpages = {pages} WHERE oid IN {_OURS}"
 
 
@@ -48,8 +48,8 @@ STATISTICS = {
     "huge": ["ANALYZE", _HUGE],
     "huge, one value a column": ["ANALYZE", _columns(0, 1), _HUGE],
 }
-"""Statistics of full tables, true or false. "Nearly empty" is a table that was large, was analyzed when a few rows were
-left, and has filled again."""
+"""Statistics set for full tables, true or false. "Nearly empty" is a table that was large, was analyzed when a few rows
+were left, and has filled again."""
 STATES = [
     *("never analysed", "nearly empty", "planned when empty"),
     *(pytest.param(state_name, marks=pytest.mark.long) for state_name in ("analysed", "analysed when empty", "huge")),
@@ -229,7 +229,7 @@ def nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def scans(plan: dict[str, Any], *tables: str) -> list[dict[str, Any]]:
-    """Return every plan node that reads rows of these tables."""
+    """Return all plan nodes that read rows of these tables."""
     return [node for node in nodes(plan) if "Scan" in node["Node Type"] and node.get("Relation Name") in tables]
 
 

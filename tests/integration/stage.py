@@ -125,7 +125,7 @@ class Worker:
             self._inbox._connection.disconnect()
 
     def die(self) -> None:
-        """Stop sending heartbeats, and expire the last one."""
+        """Stop sending heartbeats, and expire the last heartbeat."""
         self.alive = False
         self._redis.delete(KEYS.worker(self.name))
 
@@ -230,7 +230,7 @@ class System:
         )
 
     def lead(self, *, offset: float = 0.0) -> Scheduler:
-        """Let a new scheduler take over, whose clock is `offset` seconds ahead."""
+        """Let a new scheduler, whose clock is `offset` seconds ahead, take over."""
         scheduler = self.stand_by(offset=offset)
         self.expire_lease()
         assert scheduler._leadership.acquire()
@@ -267,7 +267,7 @@ class System:
         """Let time pass until the grace period of a new leader is over."""
         self.tick_until(
             lambda: not self.scheduler.term.fleet.in_grace, after=TTL / 2
-        )  # the leader counts at most this much for one tick
+        )  # the leader counts at most TTL / 2 for one tick
 
     # -- workers
 
@@ -294,7 +294,7 @@ class System:
         assert self.states(*handles) == ["dispatched"] * count
         return handles
 
-    # -- what is there
+    # -- stored state
 
     def sql(self, statement: str, **parameters: Any) -> list[Any]:
         with self.engine.begin() as connection:
@@ -369,13 +369,13 @@ def fresh_system(engine: Engine, database_url: str, redis_url: str, **options: A
 
 @pytest.fixture(scope="module")
 def way() -> Way:
-    """How commands reach the servers, unless a module runs over both routes."""
+    """The route by which commands reach the servers, unless a module tests both routes."""
     return "database"
 
 
 @pytest.fixture(scope="module")
 def addresses(way: Way, database_url: str, redis_url: str) -> Iterator[dict[str, str]]:
-    """The environment variables of commands."""
+    """Addresses of the servers, as environment variables of commands."""
     if way == "database":
         yield {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": redis_url}
         return

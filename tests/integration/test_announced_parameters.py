@@ -1,4 +1,5 @@
-"""Parameters of tasks, from the worker that announces them to pages that name arguments and check calls by them."""
+"""Task parameters: workers announce them, the leader stores them, and dashboard pages name arguments and check calls by
+them."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def names(system: System, task: str = "job") -> list[str] | None:
     return None if found is None else [one.name for one in found]
 
 
-def test_the_leader_stores_what_workers_announce(system: System) -> None:
+def test_the_leader_stores_announced_parameters(system: System) -> None:
     first = system.worker("w1")
     system.pass_seconds()
     assert names(system) is None
@@ -57,7 +58,7 @@ def test_the_leader_stores_what_workers_announce(system: System) -> None:
     assert names(system) == ["number"], "the release was rolled back"
 
 
-def test_they_are_stored_once_by_each_leader(system: System) -> None:
+def test_each_leader_stores_announced_parameters_once(system: System) -> None:
     worker = system.worker("w1")
     worker.parameters = NEW
     worker.beat()
@@ -70,7 +71,7 @@ def test_they_are_stored_once_by_each_leader(system: System) -> None:
     assert names(system) == ["number", "times", "label"], "another leader stores them again"
 
 
-def test_what_is_published_and_cannot_be_read_is_left(system: System) -> None:
+def test_unreadable_announced_parameters_are_ignored(system: System) -> None:
     worker = system.worker("w1")
     worker.parameters = encode({"job": [{"name": "a\0b"}]})
     worker.beat()
@@ -81,15 +82,15 @@ def test_what_is_published_and_cannot_be_read_is_left(system: System) -> None:
     assert system.states(handle) == ["dispatched"], "and nothing else is hurt"
 
 
-def describe(system: System, body: bytes) -> None:
+def announce_parameters(system: System, body: bytes) -> None:
     worker = system.worker("w1")
     worker.parameters = body
     worker.beat()
     system.pass_seconds()
 
 
-def test_pages_name_arguments_and_refuse_calls_that_do_not_fit(system: System) -> None:
-    describe(system, NEW)
+def test_pages_name_arguments_and_reject_mismatched_calls(system: System) -> None:
+    announce_parameters(system, NEW)
     task = system.job.enqueue(7)
     visitor = Visitor(create_app(system.settings))
     shown = html.unescape(visitor.get(f"/ui/tasks/{task.id}").text).partition("<h2>Arguments")[2]
@@ -134,7 +135,7 @@ def test_pages_name_arguments_and_refuse_calls_that_do_not_fit(system: System) -
     assert decode_call(bytes(payload))[:2] == [[9007199254740993], {"label": "x"}], "by position what was so before"
 
 
-def test_the_form_of_a_code_workflow_has_its_parameters(system: System) -> None:
+def test_the_start_form_of_a_code_workflow_shows_its_parameters(system: System) -> None:
     @system.app.workflow(name="order")
     async def order(ctx: WorkflowContext, customer: str, amount: int = 3) -> None: ...
 
@@ -148,7 +149,7 @@ def test_the_form_of_a_code_workflow_has_its_parameters(system: System) -> None:
 
 
 class Streams:
-    """Counts what is published."""
+    """Records published parameters."""
 
     def __init__(self) -> None:
         self.published: list[bytes] = []
@@ -161,7 +162,7 @@ class Streams:
         self.published.append(body)
 
 
-def test_a_worker_publishes_them_once_in_a_while(system: System) -> None:
+def test_a_worker_publishes_parameters_once_per_interval(system: System) -> None:
     streams = Streams()
     beating = Heartbeats(streams, None, system.settings)  # type: ignore[arg-type]
     children = []

@@ -1,4 +1,4 @@
-"""Connections that no request can come of are dropped before a protocol is made for them."""
+"""Connections that cannot bring a request are dropped before a protocol is made for them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def settings(database_url: str, redis_url: str) -> Settings:
     return load_settings(environ={}, database_url=database_url, redis_url=redis_url)
 
 
-class Made(list[TimedProtocol]):
-    """All protocols that were made."""
+class CreatedProtocols(list[TimedProtocol]):
+    """All protocols created."""
 
     def __call__(self, **options: Any) -> TimedProtocol:
         self.append(TimedProtocol(**options))
@@ -36,7 +36,9 @@ class Made(list[TimedProtocol]):
 
 
 @contextmanager
-def serving(settings: Settings, made: Made, listener: socket.socket, rate: ConnectionRate) -> Iterator[None]:
+def serving(
+    settings: Settings, made: CreatedProtocols, listener: socket.socket, rate: ConnectionRate
+) -> Iterator[None]:
     app = create_app(settings)
     config = uvicorn.Config(app, log_config=None, http=cast("Any", made), ws="none")
     server = ApiServer(config, "http://here", app.state.close_streams, rate)
@@ -55,7 +57,7 @@ def _connect(listener: socket.socket, sent: bytes = b"") -> socket.socket:
     return connection
 
 
-def _asked(listener: socket.socket) -> bytes:
+def _health_status(listener: socket.socket) -> bytes:
     with _connect(listener, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n") as connection:
         try:
             return connection.recv(12)
@@ -63,8 +65,8 @@ def _asked(listener: socket.socket) -> bytes:
             return b""
 
 
-def test_clients_that_have_left_cost_no_protocol(settings: Settings) -> None:
-    made = Made()
+def test_disconnected_clients_cost_no_protocol(settings: Settings) -> None:
+    made = CreatedProtocols()
     with closing(socket.create_server(("127.0.0.1", 0), backlog=2_000)) as listener:
         for sent, option in ((b"", None), (b"", _RESET), (b"POST /api/v1/tasks HTTP/1.1\r\nHo", _RESET)):
             for _ in range(200):
@@ -74,21 +76,21 @@ def test_clients_that_have_left_cost_no_protocol(settings: Settings) -> None:
         half_closed = _connect(listener, b"GET /healthz HTTP/1.0\r\n\r\n")
         half_closed.shutdown(socket.SHUT_WR)
         with serving(settings, made, listener, ConnectionRate(1, lambda _: True)), half_closed:
-            assert _asked(listener) == b"HTTP/1.1 200"
+            assert _health_status(listener) == b"HTTP/1.1 200"
             assert half_closed.recv(12) == b"HTTP/1.1 200"
     assert len(made) == 2
 
 
-def test_new_connections_of_one_address_are_bounded(settings: Settings) -> None:
-    made = Made()
+def test_the_rate_of_new_connections_per_address_is_limited(settings: Settings) -> None:
+    made = CreatedProtocols()
     listener = socket.create_server(("127.0.0.1", 0))
     with closing(listener), serving(settings, made, listener, ConnectionRate(0.3, lambda _: False)):
-        found = [_asked(listener) for _ in range(5)]
+        found = [_health_status(listener) for _ in range(5)]
     assert found[:3] == [b"HTTP/1.1 200"] * 3
     assert (found[3:], len(made)) == ([b"", b""], 3)
 
 
-def test_the_rate_is_by_address_over_ten_seconds() -> None:
+def test_the_connection_rate_is_counted_per_address_over_ten_seconds() -> None:
     rate = ConnectionRate(0.2, lambda address: address == "10.0.0.1")
 
     def admit(now: float, *addresses: str) -> list[bool]:
@@ -103,7 +105,7 @@ def test_the_rate_is_by_address_over_ten_seconds() -> None:
     assert admit(112.0, *(f"::ffff:198.51.100.{number}" for number in range(5))) == [True] * 5
 
 
-def test_it_accepts_again_when_there_is_room(settings: Settings) -> None:
+def test_accepting_resumes_after_the_server_ran_out_of_file_descriptors(settings: Settings) -> None:
     class Full(socket.socket):
         is_full = True
 
@@ -117,9 +119,9 @@ def test_it_accepts_again_when_there_is_room(settings: Settings) -> None:
     with closing(Full()) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        with serving(settings, Made(), listener, ConnectionRate(9, lambda _: False)):
+        with serving(settings, CreatedProtocols(), listener, ConnectionRate(9, lambda _: False)):
             asked: list[bytes] = []
-            client = threading.Thread(target=lambda: asked.append(_asked(listener)))
+            client = threading.Thread(target=lambda: asked.append(_health_status(listener)))
             client.start()
             assert seen.wait(60)
             listener.is_full = False

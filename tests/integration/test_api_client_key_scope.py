@@ -1,4 +1,4 @@
-"""Calls of the Python client with a key that is for some queues and workflows only."""
+"""Python client calls with an API key that is limited to some queues and workflows."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ PLAIN: dict[str, Any] = {
     "workflow": "bank-flow",
     "workflows": [],
 }
-"""What does not say whose something is, but for the workflow."""
+"""Field values that belong to no key scope, except `workflow`."""
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def data(identifier: UUID | bytes) -> str:
 
 
 def body(call: Endpoint, house: House) -> dict[str, Any]:
-    """Return a call about something outside the key scope."""
+    """Return the body of a call outside the key scope."""
     part = call.path.split("/")[-2]
     task = call_by_name(house.settings, "t.a", [], {}, options={"queue": OTHERS}, queue="default")
     started = RunStarted("bank-code", 1, encode_call("a", [], {}, 1_000), "mail.out")
@@ -146,13 +146,13 @@ def is_a_list(call: Endpoint) -> bool:
 
 LISTS = [call for call in CALLS if is_a_list(call)]
 MINE = {"wanted": {}, "text": "mail-flow", "kind": "run", "digits": "0", "most": 10, "limit": 10}
-"""Asks for what both have."""
+"""Field values with which both keys get results."""
 EMPTY = {"open_runs", "sample_runs", "count_open_others", "list_code_workflows", "runs_under", "enough_of_ids", "runs"}
-"""Of which there is none here."""
+"""Calls without results here."""
 
 
 @pytest.mark.parametrize("call", LISTS, ids=lambda call: call.path)
-def test_lists_have_what_the_key_is_for_and_nothing_beside(house: House, call: Endpoint) -> None:
+def test_lists_show_only_objects_in_the_key_scope(house: House, call: Endpoint) -> None:
     found = {}
     for key in (house.key, house.make_key(None, None)):
         asked = body(call, house) | {name: MINE[name] for name in body(call, house).keys() & MINE}
@@ -193,14 +193,14 @@ def test_a_key_lists_the_runs_of_its_own_flows(house: House) -> None:
     assert house.get(f"/api/v1/runs/{run['id']}/nodes?after=3") == {"items": [], "next": None}
 
 
-def test_ids_are_shown_as_a_whole_to_who_may_not_know_the_others(house: House) -> None:
+def test_a_scoped_key_is_shown_unabbreviated_ids(house: House) -> None:
     call = {"kind": "task", "shown": [str(house.tasks["mail"])]}
     answer = house.send("POST", "/api/v1/client/insights/enough_of_ids", content=msgspec.json.encode(call))
     assert answer.json()["result"] == 36
 
 
 @pytest.mark.parametrize("call", [call for call in CALLS if not is_a_list(call)], ids=lambda call: call.path)
-def test_what_is_beside_the_prefix_is_refused_or_not_there(house: House, call: Endpoint) -> None:
+def test_objects_outside_the_key_scope_are_rejected(house: House, call: Endpoint) -> None:
     before = changes(house)
     answer = house.send("POST", call.path, content=msgspec.json.encode(body(call, house)))
     assert answer.status_code in (403, 404), answer.text
@@ -208,15 +208,15 @@ def test_what_is_beside_the_prefix_is_refused_or_not_there(house: House, call: E
 
 
 @pytest.mark.parametrize("call", [call for call in CALLS if call.scope == Scope.READ], ids=lambda call: call.path)
-def test_and_it_is_the_key_that_keeps_it_from_being_done(house: House, call: Endpoint) -> None:
-    """The same call of somebody who may do everything gets as far as what it is about."""
+def test_the_same_calls_are_allowed_for_an_unscoped_key(house: House, call: Endpoint) -> None:
+    """With an unscoped key, the same call passes authorization and validation."""
     whole = house.make_key(None, None)
     answer = house.send("POST", call.path, whole, content=msgspec.json.encode(body(call, house)))
     assert answer.status_code not in (400, 401, 403, 422), answer.text
 
 
 def stored(house: House, task: bytes) -> tuple[ExecutorCall | None, list[ExecutorCall | None], TaskOptions]:
-    """Return the executors that a task has been stored with, and that of what follows it, and its options."""
+    """Return the stored executor of a task, those of its callbacks, and the task's options."""
     with house.engine.connect() as connection:
         query = "SELECT options::text, callbacks::text FROM orchestrator.tasks WHERE id = %s"
         options, callbacks = connection.exec_driver_sql(query, (UUID(bytes=task),)).one()
@@ -241,8 +241,8 @@ def _followers(text: str | None) -> tuple[Callback, ...]:
         ("runs/start", None),
     ],
 )
-def test_who_may_only_enqueue_brings_no_executor(house: House, call: str, queues: str | None) -> None:
-    """It could be any command or function; who may apply workflows could name it there, too."""
+def test_an_enqueue_key_cannot_choose_an_executor(house: House, call: str, queues: str | None) -> None:
+    """An executor may be any command or function. Keys that apply workflows may name one, too."""
     brought = call_of(Rq(function="subprocess:getoutput"))
     options = msgspec.json.encode(TaskOptions(timeout=7.0, executor=brought)).decode()
     alone = msgspec.json.encode(TaskOptions(executor=brought)).decode()
@@ -267,12 +267,12 @@ def test_who_may_only_enqueue_brings_no_executor(house: House, call: str, queues
     assert found[Scope.OPERATE] == (brought, [brought, brought], TaskOptions(timeout=7.0, executor=brought))
 
 
-def test_who_may_only_enqueue_starts_runs_with_a_signal_and_signals_none_that_is_open(house: House) -> None:
+def test_an_enqueue_key_may_signal_only_runs_that_it_starts(house: House) -> None:
     started = RunStarted("mail-code", 1, encode_call("a", [], {}, 1_000), "mail.out")
     signal = SignalReceived("approval", b"\xc0")
 
     def start(scope: Scope) -> tuple[int, str, int]:
-        """Return how it is answered, and how many signals are on their way by then."""
+        """Return the response's status and text, and the number of pending signals."""
         given = PLAIN | {"run_id": data(new_id()), "started": started, "tags": "[]", "key": "vip", "signal": signal}
         wanted = {name: given[name] for name in ("run_id", "started", "timeout", "tags", "key", "signal", "pinned")}
         call = msgspec.json.encode(wanted | {"on_conflict": "return"})
@@ -296,14 +296,14 @@ IS_CURSOR = {"cursor", "after", "before", "position"}
 
 
 def kinds(hint: Any) -> Iterator[Any]:
-    """Yield all that a type is made of."""
+    """Yield a type hint and all its parts."""
     yield hint
     for part in get_args(hint):
         yield from kinds(part)
 
 
 def hostile(struct: Any) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a query or a body that hold numbers or cursors, with what an attacker puts there."""
+    """Yield the query or body fields that hold numbers or cursors, with hostile values."""
     for field in msgspec.structs.fields(struct) if isinstance(struct, type) else ():
         known = set(kinds(field.type))
         for value in NUMBERS if known & {int, float} else CURSORS if field.encode_name in IS_CURSOR else ():
@@ -311,17 +311,17 @@ def hostile(struct: Any) -> Iterator[tuple[str, str]]:
 
 
 NAMES = {"/api/v1/schedules", "/ui/schedules", "/api/v1/client/schedules/page"}
-"""Where a cursor is the name after which a page begins: any text is one."""
+"""Endpoints whose cursor is a name to begin after: any text is valid."""
 BELOW_ZERO = {"priority", "position", "seconds"}
-"""Numbers that may be negative: priorities, positions, and how old at least a transaction is."""
+"""Numbers that may be negative: priorities, positions, and the minimum age of a transaction."""
 
 
-def test_hostile_numbers_and_cursors_are_refused_everywhere(house: House) -> None:
+def test_every_endpoint_rejects_hostile_numbers_and_cursors(house: House) -> None:
     whole, words = house.make_key(None, None), {"name": "mail-flow", "workflow": "mail-flow", "number": 1}
     required = {"text": "a", "task_id": str(house.runs["mail"]), "start": "2026-01-01"}
     asked = 0
 
-    def refuses(endpoint: Endpoint, name: str, value: str, **sent: Any) -> None:
+    def check_rejected(endpoint: Endpoint, name: str, value: str, **sent: Any) -> None:
         ids = {"id": house.runs["mail"] if "/runs/" in endpoint.path else house.tasks["mail"]}
         path = re.sub(r"{(\w+)(:path)?}", lambda found: str((words | ids).get(found[1], "default")), endpoint.path)
         began = time.monotonic()
@@ -334,14 +334,14 @@ def test_hostile_numbers_and_cursors_are_refused_everywhere(house: House) -> Non
         known = {field.name for field in msgspec.structs.fields(endpoint.query)} if endpoint.query else set()
         plain = {name: value for name, value in required.items() if name in known}
         for name, value in hostile(endpoint.query):
-            refuses(endpoint, name, value, params=plain | {name: value})
+            check_rejected(endpoint, name, value, params=plain | {name: value})
             asked += 1
         if endpoint in PAGES:
-            continue  # which read forms
+            continue  # pages read forms
         given = body(endpoint, house) if endpoint in CALLS else dict(endpoint.examples[0] if endpoint.examples else {})
         for name, value in hostile(endpoint.body):
             raw = msgspec.Raw(value.encode()) if value in NUMBERS[:3] else value
-            refuses(endpoint, name, value, content=msgspec.json.encode(given | {name: raw}))
+            check_rejected(endpoint, name, value, content=msgspec.json.encode(given | {name: raw}))
             asked += 1
     assert asked > 600
 

@@ -1,4 +1,4 @@
-"""Workflows as code over plain HTTP: started by name, and told what they wait for."""
+"""Workflows as code over plain HTTP: starts, updates and reset previews."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_workflow_as_code_is_started_by_its_name(system: System, ask: Ask, wor
     answers = [ask("POST", path, json=given) for path in paths]
     assert [answer.status_code for answer in answers] == [201, 201], answers[0].text
     run = answers[0].json()["id"]
-    assert answers[1].json() == {"id": run}  # the key is the same
+    assert answers[1].json() == {"id": run}  # same key, same run
     rest(system, worker, engine_)
     shown = ask("GET", f"/api/v1/runs/{run}").json()
     assert (shown["run"]["status"], shown["code"]["result"]) == ("success", "2 tea")
@@ -51,7 +51,7 @@ def test_a_workflow_as_code_is_started_by_its_name(system: System, ask: Ask, wor
     assert system.sql("SELECT queue FROM orchestrator.ended_tasks")[0]["queue"] == "shop"
 
 
-def test_one_that_has_run_before_is_started_where_it_ran(
+def test_a_known_workflow_without_live_workers_starts_in_its_last_queue(
     system: System, ask: Ask, worker: Worker, engine_: Engine
 ) -> None:
     ask("POST", "/api/v1/workflows/shop.order/runs", json={"kwargs": {"item": "tea"}})
@@ -62,7 +62,7 @@ def test_one_that_has_run_before_is_started_where_it_ran(
     assert ask("GET", f"/api/v1/runs/{run}").json()["code"]["args"] == ["milk"]
 
 
-def test_what_is_no_definition_is_said_to_be_code(ask: Ask, worker: Worker) -> None:
+def test_a_definition_lookup_says_that_a_workflow_is_code(ask: Ask, worker: Worker) -> None:
     missing = ask("GET", "/api/v1/workflows/shop.order")
     assert missing.status_code == 404
     assert "'shop.order' is code" in missing.json()["detail"]
@@ -71,7 +71,7 @@ def test_what_is_no_definition_is_said_to_be_code(ask: Ask, worker: Worker) -> N
     assert (misspelt.status_code, "Did you mean 'shop.order'?" in misspelt.json()["detail"]) == (404, True)
 
 
-def test_what_does_not_fit_is_refused(ask: Ask, worker: Worker) -> None:
+def test_invalid_start_arguments_are_rejected(ask: Ask, worker: Worker) -> None:
     twice = ask("POST", "/api/v1/workflows/shop.order/runs", json={"params": {"item": 1}, "kwargs": {"item": 2}})
     assert (twice.status_code, "'item'" in twice.json()["detail"]) == (422, True)
     definition = {"name": "steps", "tasks": {"a": {"task": "t.a"}}}
@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_refused(ask: Ask, worker: Worker) -> None:
     assert ask("POST", "/api/v1/workflows/steps/runs", json={"args": [1]}).status_code == 422
 
 
-def test_a_key_is_held_against_the_queue_that_the_code_runs_in(system: System, ask: Ask, worker: Worker) -> None:
+def test_the_key_scope_must_include_the_queue_of_the_code(system: System, ask: Ask, worker: Worker) -> None:
     def start(queues: str) -> int:
         key = make_key(system.engine, Scope.ENQUEUE, queues=queues, workflows="shop.")
         status: int = ask("POST", "/api/v1/workflows/shop.order/runs", json={"args": ["tea"]}, key=key).status_code
@@ -91,7 +91,7 @@ def test_a_key_is_held_against_the_queue_that_the_code_runs_in(system: System, a
         system.sql("DELETE FROM orchestrator.api_keys")
 
 
-def test_a_reset_is_shown_before_it_is_done(system: System, ask: Ask, engine_: Engine) -> None:
+def test_a_reset_preview_shows_its_effects_and_changes_nothing(system: System, ask: Ask, engine_: Engine) -> None:
     @system.app.workflow(name="shop.twice")
     async def twice(ctx: WorkflowContext) -> None:
         await ctx.promise("first")
@@ -117,7 +117,7 @@ def test_a_reset_is_shown_before_it_is_done(system: System, ask: Ask, engine_: E
     assert ask("GET", f"/api/v1/runs/{other}/reset?to=1").status_code in (404, 409)
 
 
-def test_who_asks_is_told_how_far_it_came(system: System, ask: Ask, engine_: Engine) -> None:
+def test_failed_updates_have_distinct_error_types(system: System, ask: Ask, engine_: Engine) -> None:
     @system.app.workflow(name="shop.basket")
     async def basket(ctx: WorkflowContext) -> None:
         def check(count: int) -> None:

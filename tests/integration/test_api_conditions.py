@@ -1,4 +1,4 @@
-"""A definition that is applied over HTTP, compared, and replaced only as somebody has read it (RFC 9110, 13)."""
+"""Definitions over HTTP: comparing them, and conditional applies with entity tags (RFC 9110, 13)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def apply(api: ApiClient, description: str = "", **headers: str) -> Any:
     return ask(api, "POST", PATH, {"definition": BODY | {"description": description}}, **headers)
 
 
-def test_an_unchanged_definition_is_no_difference(api: ApiClient) -> None:
+def test_an_unchanged_definition_has_no_diff(api: ApiClient) -> None:
     before = ask(api, "POST", f"{PATH}/diff", {"definition": BODY}).json()
     assert (before["changed"], before["version"], before["stored"]) == (True, None, "")
     apply(api).raise_for_status()
@@ -37,29 +37,29 @@ def test_an_unchanged_definition_is_no_difference(api: ApiClient) -> None:
     assert "more" not in other["stored"]
 
 
-def test_what_is_applied_is_answered_with_the_tag_under_which_it_is_read(api: ApiClient) -> None:
+def test_apply_returns_the_same_etag_as_a_read(api: ApiClient) -> None:
     first = apply(api)
     assert first.headers["ETag"] == ask(api, "GET", f"{PATH}/tagged").headers["ETag"]
-    assert apply(api).headers["ETag"] == first.headers["ETag"]  # the same again
+    assert apply(api).headers["ETag"] == first.headers["ETag"]  # unchanged
     assert apply(api, "other").headers["ETag"] == ask(api, "GET", f"{PATH}/tagged").headers["ETag"]
 
 
-def test_the_seeds_own_routes_know_conditions_too(api: ApiClient) -> None:
+def test_the_unversioned_routes_support_conditional_requests(api: ApiClient) -> None:
     tag = ask(api, "POST", "/workflows", BODY, If_None_Match="*").headers["ETag"]
     assert ask(api, "GET", "/workflows/tagged", If_None_Match=tag).status_code == 304
     assert ask(api, "POST", "/workflows", BODY, If_None_Match="*").status_code == 412
 
 
-def test_what_is_to_be_new_replaces_nothing(api: ApiClient) -> None:
+def test_if_none_match_any_rejects_an_existing_workflow(api: ApiClient) -> None:
     assert apply(api, If_None_Match="*").json()["version"] == 1
     refused = apply(api, "other", If_None_Match="*")
     assert refused.status_code == 412
     assert refused.json()["detail"].startswith("Workflow 'tagged' should be new, but there is version 1")
     ask(api, "DELETE", f"{PATH}/tagged").raise_for_status()
-    assert apply(api, "other", If_None_Match="*").json()["version"] == 2  # what was deleted is not there
+    assert apply(api, "other", If_None_Match="*").json()["version"] == 2  # a deleted workflow does not exist
 
 
-def test_what_is_to_be_there_may_be_any_or_one_of_several(api: ApiClient) -> None:
+def test_if_match_accepts_any_or_one_of_several_etags(api: ApiClient) -> None:
     missing = apply(api, If_Match="*")
     assert (missing.status_code, ask(api, "GET", f"{PATH}/tagged").status_code) == (412, 404)
     tag = apply(api).headers["ETag"]
@@ -67,16 +67,16 @@ def test_what_is_to_be_there_may_be_any_or_one_of_several(api: ApiClient) -> Non
     assert apply(api, "three", If_Match=tag).status_code == 412
     newest = ask(api, "GET", f"{PATH}/tagged").headers["ETag"]
     weak = apply(api, "three", If_Match=f"W/{newest}")
-    assert weak.status_code == 412  # compared strongly, so no weak tag is the same
+    assert weak.status_code == 412  # strong comparison: a weak tag never matches
     assert apply(api, "three", If_Match=f'"0", {newest}').json()["version"] == 3
     assert apply(api, "four", If_None_Match=f'"0", {tag}').json()["version"] == 4
     newest = ask(api, "GET", f"{PATH}/tagged").headers["ETag"]
-    assert apply(api, "five", If_None_Match=f"W/{newest}").status_code == 412  # compared weakly
+    assert apply(api, "five", If_None_Match=f"W/{newest}").status_code == 412  # weak comparison
 
 
 @pytest.mark.parametrize("header", ["If_Match", "If_None_Match"])
 @pytest.mark.parametrize("value", ["7", '"a" "b"', '"a', "", "*, *"])
-def test_a_condition_that_cannot_be_read_changes_nothing(api: ApiClient, header: str, value: str) -> None:
+def test_an_unparsable_precondition_is_rejected(api: ApiClient, header: str, value: str) -> None:
     answer = apply(api, **{header: value})
     assert answer.status_code == 400
     assert header.replace("_", "-") in answer.json()["detail"]

@@ -1,4 +1,4 @@
-"""Who is let in at all: users of a proxy that is named, and nobody through one that is not; not who tries many keys."""
+"""Who may reach the API: users of a trusted proxy, but not of other proxies, and not clients that try many keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SSO = {"api_proxies": "10.0.0.5", "api_user_header": "X-User", "api_user_scope":
 
 
 class Server(ApiClient):
-    """A server in this process, asked from any address."""
+    """A server in this process, called from any address."""
 
     def __init__(self, database_url: str, redis_url: str, **settings: Any) -> None:
         super().__init__(load_settings(environ={}, database_url=database_url, redis_url=redis_url, **settings))
@@ -31,7 +31,7 @@ class Server(ApiClient):
         return answer
 
 
-def test_a_user_of_a_named_proxy_acts_under_their_own_name(engine: Engine, database_url: str, redis_url: str) -> None:
+def test_a_user_of_a_trusted_proxy_acts_under_their_own_name(engine: Engine, database_url: str, redis_url: str) -> None:
     server = Server(database_url, redis_url, **SSO)
     given = {"X_User": "alice", "X_Forwarded_For": "203.0.113.9"}
     assert server.ask("POST", "/api/v1/queues/mail/pause?new=true", "10.0.0.5", **given).status_code == 200
@@ -42,7 +42,7 @@ def test_a_user_of_a_named_proxy_acts_under_their_own_name(engine: Engine, datab
     assert (refused.who, refused.act, refused.origin) == ("alice", "refused", "203.0.113.9")
 
 
-def test_whose_key_was_not_let_do_something_is_known_by_name(engine: Engine, database_url: str, redis_url: str) -> None:
+def test_rejected_requests_are_audited_with_the_key_name(engine: Engine, database_url: str, redis_url: str) -> None:
     server, small, revoked = Server(database_url, redis_url), make_key(engine, scope=Scope.READ), make_key(engine)
     with engine.connect() as connection:
         keys.revoke(connection, revoked.id)
@@ -54,7 +54,9 @@ def test_whose_key_was_not_let_do_something_is_known_by_name(engine: Engine, dat
 
 
 @pytest.mark.parametrize("sent", ["Bearer orc_0123456789ab_cut", "Basic YTpi", "orc_0123456789ab_cut"])
-def test_what_is_no_key_is_not_taken_for_none(engine: Engine, database_url: str, redis_url: str, sent: str) -> None:
+def test_an_invalid_authorization_header_is_not_taken_for_a_missing_key(
+    engine: Engine, database_url: str, redis_url: str, sent: str
+) -> None:
     make_key(engine)
     server = Server(database_url, redis_url)
     answer = server.ask("GET", "/api/v1/tasks", Authorization=sent)
@@ -63,7 +65,7 @@ def test_what_is_no_key_is_not_taken_for_none(engine: Engine, database_url: str,
     assert "Send an API key" in server.ask("GET", "/api/v1/tasks").json()["detail"]
 
 
-def test_the_header_of_anybody_else_says_nothing(engine: Engine, database_url: str, redis_url: str) -> None:
+def test_the_user_header_of_an_untrusted_peer_is_ignored(engine: Engine, database_url: str, redis_url: str) -> None:
     server = Server(database_url, redis_url, **SSO)
     for peer in ("127.0.0.1", "10.0.0.6", "203.0.113.9"):
         given = {"X_User": "alice", "X_Forwarded_For": "10.0.0.5"}
@@ -74,7 +76,7 @@ def test_the_header_of_anybody_else_says_nothing(engine: Engine, database_url: s
 
 
 @pytest.mark.parametrize("header", ["Forwarded", "X_Forwarded_For", "X_Real_IP", "Via"])
-def test_without_keys_nobody_comes_through_a_proxy(
+def test_without_keys_proxied_requests_are_rejected(
     engine: Engine, database_url: str, redis_url: str, header: str
 ) -> None:
     del engine
@@ -84,7 +86,7 @@ def test_without_keys_nobody_comes_through_a_proxy(
     assert (answer.status_code, "keys create" in answer.json()["detail"]) == (403, True)
 
 
-def test_without_keys_pages_of_other_sites_read_nothing(engine: Engine, database_url: str, redis_url: str) -> None:
+def test_without_keys_cross_site_requests_are_rejected(engine: Engine, database_url: str, redis_url: str) -> None:
     server, site = Server(database_url, redis_url), "Sec_Fetch_Site"
     for path in ("/api/v1/tasks", "/ui"):
         assert server.ask("GET", path, **{site: "cross-site"}).status_code == 403
@@ -95,7 +97,7 @@ def test_without_keys_pages_of_other_sites_read_nothing(engine: Engine, database
     assert Server(database_url, redis_url).ask("GET", "/api/v1/tasks", **given).status_code == 200
 
 
-def test_who_tries_many_keys_is_sent_away_and_nobody_else(
+def test_wrong_keys_are_rate_limited_but_valid_keys_still_work(
     engine: Engine, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "_KEY_TTL", 0.0)
@@ -112,13 +114,13 @@ def test_who_tries_many_keys_is_sent_away_and_nobody_else(
     assert "wrong keys from '203.0.113.9'" in answer.json()["detail"]
     assert status(Secret("0" * 12, "x" * 43)) == 429
     assert status(good) == 200
-    assert status(late) == 200  # which nobody has seen before
+    assert status(late) == 200  # a key that is not cached yet
     assert status(wrong, "203.0.113.10") == 401
     monkeypatch.setattr(access, "_PERIOD", 0.0)
     assert status(wrong) == 401
 
 
-def test_a_client_whose_key_was_revoked_locks_out_nobody(engine: Engine, database_url: str, redis_url: str) -> None:
+def test_revoked_and_expired_keys_do_not_count_as_wrong_keys(engine: Engine, database_url: str, redis_url: str) -> None:
     server, good, revoked = Server(database_url, redis_url), make_key(engine), make_key(engine)
     expired = make_key(engine, expires_at=datetime.now(UTC) - timedelta(seconds=1))
     with engine.connect() as connection:
@@ -127,7 +129,7 @@ def test_a_client_whose_key_was_revoked_locks_out_nobody(engine: Engine, databas
     def status(key: Secret) -> int:
         return server.ask("GET", "/api/v1/tasks", Authorization=f"Bearer {key}").status_code
 
-    for known in (revoked, expired):  # it is no guess: nobody has its secret by chance
+    for known in (revoked, expired):  # no guess: nobody knows its secret by chance
         assert {status(known) for _ in range(access._MAX_WRONG_KEYS + 5)} == {401}
     assert status(Secret("0" * 12, "x" * 43)) == 401
     assert status(good) == 200

@@ -1,4 +1,4 @@
-"""Keys that are for some queues and workflows only: everything else is refused, or is not there, on every route."""
+"""API keys limited to some queues and workflows: on every route, all other objects are rejected or not found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.integration.waiting_house import code_that_asks, flow_that_asks
 
 
 def place(endpoint: Endpoint, house: House, name: str) -> str:
-    """Return the address of something of one side of the house."""
+    """Return the endpoint's path for objects of `mail` or `bank`."""
     kinds: dict[Subject, dict[str, Any]] = {
         QUEUE: {"name": f"{name}.out"},
         WORKFLOW: {"name": "default" if "{workflow}" in endpoint.path else f"{name}-flow", "workflow": f"{name}-flow"},
@@ -41,14 +41,14 @@ def titled(endpoint: Endpoint) -> str:
 
 
 @pytest.mark.parametrize("endpoint", NAMED, ids=titled)
-def test_what_is_beside_the_prefix_is_refused_or_not_there(house: House, endpoint: Endpoint) -> None:
+def test_objects_outside_the_key_scope_are_rejected(house: House, endpoint: Endpoint) -> None:
     before = changes(house)
     body: dict[str, Any] = {} if endpoint.body is None else {"json": BODIES.get(endpoint.call.__name__, {})}
     answer = house.send(endpoint.method, place(endpoint, house, "bank"), **body)
     by_name = endpoint.about in (QUEUE, WORKFLOW)
     assert answer.status_code == (403 if by_name else 404), answer.text
     assert changes(house) == before
-    if not by_name:  # and it cannot be told from what was never there
+    if not by_name:  # indistinguishable from a missing object
         path = re.sub(
             r"{(id|number)}", lambda found: str(UUID(bytes=new_id())) if found[1] == "id" else "999", endpoint.path
         )
@@ -57,7 +57,7 @@ def test_what_is_beside_the_prefix_is_refused_or_not_there(house: House, endpoin
 
 
 @pytest.mark.parametrize("endpoint", [one for one in NAMED if one.method == "GET" and not one.is_live], ids=titled)
-def test_what_the_key_is_for_is_shown(house: House, endpoint: Endpoint) -> None:
+def test_objects_in_the_key_scope_are_shown(house: House, endpoint: Endpoint) -> None:
     answer = house.send("GET", place(endpoint, house, "mail"))
     of_flows = ("show_flow", "show_flow_run", "list_node_runs")
     if endpoint.call.__name__ in (
@@ -65,26 +65,26 @@ def test_what_the_key_is_for_is_shown(house: House, endpoint: Endpoint) -> None:
         "preview_reset",
         "task_logs",
         *of_flows,
-    ):  # no run of code or a flow, and no such step yet
+    ):  # not a run of code or a flow, and no such step yet
         assert answer.status_code in (200, 404)
-    elif endpoint.call.__name__ == "task_result":  # it has not ended
+    elif endpoint.call.__name__ == "task_result":  # the task has not ended
         assert answer.status_code == 409
     else:
         assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("endpoint", [one for one in ROUTES if one.about is WHOLE], ids=titled)
-def test_the_system_as_a_whole_is_for_keys_that_are_bound_to_nothing(house: House, endpoint: Endpoint) -> None:
+def test_system_wide_routes_need_an_unscoped_key(house: House, endpoint: Endpoint) -> None:
     body: dict[str, Any] = {} if endpoint.body is None else {"json": {"name": "a"}}
     path = re.sub(r"{\w+}", "1", endpoint.path)
     assert house.send(endpoint.method, path, **body).status_code == 403
 
 
-# -- what a function keeps to by itself: each such route has a test here
+# -- routes that filter by key scope themselves: each has a check here
 
 
 def listed(house: House, path: str, key: Secret | None = None) -> list[dict[str, Any]]:
-    """Return all pages of a list, one item each."""
+    """Return all items of a list, read one per page."""
     found: list[dict[str, Any]] = []
     cursor = ""
     while True:
@@ -130,7 +130,7 @@ def lists_queues(house: House, path: str = "/api/v1/queues") -> None:
     assert house.get(path, house.make_key(None, "mail-"))["queues"] == []
 
 
-def says_what_queues_want(house: House) -> None:
+def lists_wanted_queues(house: House) -> None:
     lists_queues(house, "/api/v1/queues/wanted")
 
 
@@ -157,7 +157,7 @@ def enqueues(house: House) -> None:
         connection.exec_driver_sql("DELETE FROM orchestrator.tasks WHERE id = %s", (made.json()["id"],))
 
 
-def enqueues_under_a_key_of_somebody_else(house: House) -> None:
+def enqueues_with_a_unique_key_outside_the_scope(house: House) -> None:
     whole = house.make_key(None, None)
     theirs = {"name": "t.a", "queue": OTHERS, "unique_key": "k", "args": [1]}
     held = house.send("POST", "/api/v1/tasks", whole, json=theirs).json()["id"]
@@ -323,12 +323,12 @@ OF_FLOWS = (
 )
 WITHIN_TESTS: dict[str, list[Callable[[House], None]]] = {
     "GET /api/v1/tasks": [lists_tasks],
-    "POST /api/v1/tasks": [enqueues, enqueues_under_a_key_of_somebody_else],
+    "POST /api/v1/tasks": [enqueues, enqueues_with_a_unique_key_outside_the_scope],
     "POST /api/v1/tasks/bulk": [enqueues_many],
     "POST /api/v1/tasks/retry": [redrives],
     "POST /api/v1/tasks/cancel": [cancels],
     "GET /api/v1/queues": [lists_queues],
-    "GET /api/v1/queues/wanted": [says_what_queues_want],
+    "GET /api/v1/queues/wanted": [lists_wanted_queues],
     "GET /api/v1/workflows": [lists_workflows],
     "POST /api/v1/workflows": [applies],
     "POST /api/v1/workflows/diff": [compares],
@@ -346,21 +346,21 @@ ANYBODYS = {"GET /healthz", "GET /readyz", "POST /api/v1/workflows/validate"}
 
 
 KEEPING = [one for one in ROUTES if one.about is WITHIN and not one.path.startswith("/api/v1/client/")]
-"""What the Python client lists has a test of its own, in test_api_client_key_scope.py."""
+"""Routes that filter by key scope themselves; the client's are tested in test_api_client_key_scope.py."""
 
 
 @pytest.mark.parametrize("endpoint", KEEPING, ids=titled)
-def test_what_keeps_to_the_reach_by_itself_does(house: House, endpoint: Endpoint) -> None:
+def test_self_filtering_routes_keep_to_the_key_scope(house: House, endpoint: Endpoint) -> None:
     assert titled(endpoint) in WITHIN_TESTS, "give this route a test here: what does it show beside the prefix?"
     for test in WITHIN_TESTS[titled(endpoint)]:
         test(house)
 
 
-def test_what_is_said_to_be_about_nothing_is_known_here() -> None:
+def test_only_listed_routes_are_independent_of_the_key_scope() -> None:
     assert {titled(one) for one in ROUTES if one.about is NOTHING} == ANYBODYS
 
 
-def test_no_route_can_be_declared_without_saying_whose_it_is() -> None:
+def test_a_route_without_a_declared_subject_is_rejected() -> None:
     routes = Routes("test")
     with pytest.raises(TypeError, match="about"):
         routes.get("/x")  # type: ignore[call-arg]
@@ -370,7 +370,7 @@ def test_no_route_can_be_declared_without_saying_whose_it_is() -> None:
         routes.get("/x", about=NOTHING)(lambda key_scope: key_scope)
 
 
-def test_a_turn_task_belongs_to_whom_its_run_does(house: House) -> None:
+def test_a_turn_task_has_the_key_scope_of_its_run(house: House) -> None:
     run = code_that_asks(house, "bank")
     with house.engine.connect() as connection:
         turn = "INSERT INTO orchestrator.tasks (id, name, queue, payload, run_id) VALUES (%s, 'bank-code', %s, '', %s)"
@@ -384,12 +384,12 @@ def test_a_turn_task_belongs_to_whom_its_run_does(house: House) -> None:
     assert house.send("GET", f"/api/v1/tasks/{run}", house.make_key("", "bank-")).status_code == 200
 
 
-def test_names_that_are_near_are_not_told(house: House) -> None:
+def test_a_scoped_key_gets_no_name_suggestions(house: House) -> None:
     answer = house.send("GET", "/api/v1/workflows/mail-flov")
     assert (answer.status_code, "flow" in answer.json()["detail"]) == (404, False)
 
 
-def test_a_key_for_queues_only_is_for_no_workflow() -> None:
+def test_a_key_limited_to_queues_covers_no_workflow() -> None:
     assert KeyScope.of(None, None) == KeyScope("", "")
     assert KeyScope.of("mail.", None).has_queue("mail.out")
     assert not KeyScope.of("mail.", None).has_workflow("mail.out")

@@ -1,4 +1,4 @@
-"""Keys of the HTTP API: every route asks for one as soon as there is one, and for one that may do it."""
+"""Keys of the HTTP API: once a key exists, every route requires one with a sufficient scope."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def addresses() -> list[tuple[str, str]]:
     return [(one.method, re.sub(r"{\w+}", ID, one.path)) for one in GUARDED]
 
 
-def test_every_route_is_refused_without_a_good_key(engine: Engine, server: ApiClient) -> None:
+def test_every_route_rejects_missing_and_invalid_keys(engine: Engine, server: ApiClient) -> None:
     good = make_key(engine, Scope.ADMIN)
     expired = make_key(engine, expires_at=datetime.now(UTC) - timedelta(seconds=1))
     revoked = make_key(engine, Scope.ADMIN)
@@ -55,7 +55,7 @@ def test_every_route_is_refused_without_a_good_key(engine: Engine, server: ApiCl
     assert str(good) not in "".join(answer.text for answer in answers)
 
 
-def test_a_scope_too_small_is_refused_on_every_route(engine: Engine, server: ApiClient) -> None:
+def test_every_route_rejects_an_insufficient_scope(engine: Engine, server: ApiClient) -> None:
     order = list(Scope)
     for number, scope in enumerate(order[:-1]):
         key = make_key(engine, scope)
@@ -69,12 +69,12 @@ def test_a_scope_too_small_is_refused_on_every_route(engine: Engine, server: Api
     assert server.send_all(("GET", "/api/v1/tasks"), key=make_key(engine, Scope.READ))[0].status_code == 200
 
 
-def test_whoever_watches_needs_no_key(engine: Engine, server: ApiClient) -> None:
+def test_health_probes_need_no_key(engine: Engine, server: ApiClient) -> None:
     make_key(engine, Scope.READ)
     assert [answer.status_code for answer in server.send_all(("GET", "/healthz"), ("GET", "/readyz"))] == [200, 200]
 
 
-def test_who_waits_is_sent_away_when_the_key_is_revoked(
+def test_a_waiting_poll_is_rejected_when_its_key_is_revoked(
     engine: Engine, server: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "_POLL_INTERVAL", 0.05)
@@ -100,7 +100,7 @@ def test_who_waits_is_sent_away_when_the_key_is_revoked(
     assert answer.status_code == 401
 
 
-def test_where_redis_is_away_that_is_said(engine: Engine, database_url: str) -> None:
+def test_an_unreachable_redis_gives_503_or_empty_logs(engine: Engine, database_url: str) -> None:
     server = ApiClient(load_settings(environ={}, database_url=database_url, redis_url="redis://127.0.0.1:1/0"))
     with engine.connect() as connection:
         connection.exec_driver_sql(
@@ -112,7 +112,7 @@ def test_where_redis_is_away_that_is_said(engine: Engine, database_url: str) -> 
     assert (log.status_code, log.json()) == (200, {"lines": [], "cursor": None})
 
 
-def test_without_any_key_only_this_machine_is_served(engine: Engine, server: ApiClient) -> None:
+def test_without_keys_only_local_clients_are_served(engine: Engine, server: ApiClient) -> None:
     assert server.send_all(("GET", "/api/v1/tasks"))[0].status_code == 200
     with pytest.raises(ConfigurationError, match="orchestrator keys create"):
         check_address("0.0.0.0", "0.0.0.0", requires_key=False)
@@ -121,7 +121,7 @@ def test_without_any_key_only_this_machine_is_served(engine: Engine, server: Api
         check_address(host, host, requires_key=False)
 
 
-def test_keys_are_made_listed_and_revoked_by_command(
+def test_commands_create_list_and_revoke_keys(
     engine: Engine, database_url: str, redis_url: str, server: ApiClient
 ) -> None:
     environment = {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": redis_url}
@@ -141,11 +141,13 @@ def test_keys_are_made_listed_and_revoked_by_command(
     assert key.secret.encode() not in stored.hash
     run("revoke", key.id)
     assert re.search(rf"{key.id} +grafana +read +revoked", run("list"))
-    make_key(engine, Scope.READ)  # without any, none is asked for
+    make_key(engine, Scope.READ)  # without keys, none is required
     assert server.send_all(("GET", "/api/v1/tasks"), key=key)[0].status_code == 401
 
 
-def test_a_crowd_looks_once(database_url: str, redis_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_requests_read_the_keys_once(
+    database_url: str, redis_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks: list[Secret | None] = []
     read_keys = access.Authenticator.read_keys
 
@@ -154,7 +156,7 @@ def test_a_crowd_looks_once(database_url: str, redis_url: str, engine: Engine, m
         return read_keys(door, given)
 
     monkeypatch.setattr(access.Authenticator, "read_keys", counted)
-    monkeypatch.setattr(access, "_KEY_TTL", 3_600.0)  # which a busy machine does not use up
+    monkeypatch.setattr(access, "_KEY_TTL", 3_600.0)  # longer than a busy machine takes
     app = create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
 
     async def ask() -> set[int]:

@@ -1,4 +1,4 @@
-"""No request holds the event loop: every route, with the worst that it takes, as the loop's own thread counts it."""
+"""No request blocks the event loop: every route gets its most expensive input, timed by the loop's own thread."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from tests.waiting import eventually
 
 T = TypeVar("T")
 _LONGEST = 0.05
-"""Seconds of processor time that one callback of the event loop may take."""
+"""CPU seconds that one callback of the event loop may take."""
 _OBJECTS = b'{"a":1},' * (MAX_CONTAINERS - 100)
 _SMALLER = msgspec.Raw(b"[" + _OBJECTS + b"0]")
 _LARGER = msgspec.Raw(b"[" + _OBJECTS + b'"abcdefgh",' * (MAX_VALUES - MAX_CONTAINERS - 100) + b"0]")
-"""What takes longest to decode: as many objects, and as many values, as a body may have."""
+"""The slowest value to decode: as many objects, and as many values, as a body may have."""
 
 
 class Loop:
-    """The longest callbacks of the server's event loop, by the clock of its thread: other load does not count."""
+    """The slowest callbacks of the server's event loop, in CPU time of its thread: other load does not count."""
 
     def __init__(self) -> None:
         self.thread: int | None = None
@@ -64,7 +64,7 @@ class Loop:
         monkeypatch.setattr(asyncio.events.Handle, "_run", timed)
 
     def serves(self, asked: str, ask: Callable[[], T]) -> T:
-        """Return the answer; fail if each of three held the loop. In one, the machine itself may have paused."""
+        """Return the answer; fail if all three tries blocked the loop. In one, the machine may have paused."""
         for _ in range(3):
             self.longest = 0.0
             answer = ask()
@@ -100,7 +100,7 @@ def port(loop: Loop, database_url: str, redis_url: str) -> Iterator[int]:
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
-    gc.freeze()  # what the tests before this one have left is not the server's
+    gc.freeze()  # garbage of earlier tests is not the server's
     gc.disable()
     thread.start()
     try:
@@ -130,12 +130,12 @@ def _path(endpoint: Endpoint) -> str:
 
 
 def _is_open(kind: Any) -> bool:
-    """Say whether a field may hold any data."""
+    """Return whether a field may hold any data."""
     return kind is Any or any(_is_open(one) for one in get_args(kind))
 
 
 def _body(endpoint: Endpoint) -> bytes:
-    """Return a body as it is given as an example, in which each field that may hold anything is as large as may be."""
+    """Return the example body, with the first field that may hold any data as large as allowed."""
     known = dict(endpoint.examples[0]) if endpoint.examples else {}
     if isinstance(endpoint.body, type) and issubclass(endpoint.body, msgspec.Struct):
         wide = [one.encode_name for one in msgspec.structs.fields(endpoint.body) if _is_open(one.type)][:1]
@@ -162,8 +162,8 @@ _WORST: dict[str, Any] = {
 }
 
 
-@pytest.mark.long  # every one of them
-def test_no_route_holds_the_event_loop(client: httpx.Client, loop: Loop) -> None:
+@pytest.mark.long  # every route
+def test_no_route_blocks_the_event_loop(client: httpx.Client, loop: Loop) -> None:
     for endpoint in ROUTES:
         path, method = _path(endpoint), "HEAD" if endpoint.is_live else endpoint.method
         asked = f"{endpoint.method} {endpoint.path}"
@@ -176,8 +176,8 @@ def test_no_route_holds_the_event_loop(client: httpx.Client, loop: Loop) -> None
         assert answer.is_success or endpoint.path not in _WORST, (asked, answer.text)
 
 
-@pytest.mark.long  # every one of them
-def test_no_page_holds_the_event_loop(client: httpx.Client, loop: Loop) -> None:
+@pytest.mark.long  # every page
+def test_no_page_blocks_the_event_loop(client: httpx.Client, loop: Loop) -> None:
     token = secrets.token_urlsafe(24)
     lists = "%5B" + "%5B%5D%2C" * 60_000 + "%5B%5D%5D"
     form = f"token={token}&value={lists}&params={lists[:99]}".encode()
@@ -191,7 +191,7 @@ def test_no_page_holds_the_event_loop(client: httpx.Client, loop: Loop) -> None:
         assert answer.status_code != 500, (endpoint.path, answer.text)
 
 
-def test_a_body_with_too_many_values_is_refused_before_it_is_decoded(client: httpx.Client, loop: Loop) -> None:
+def test_a_body_with_too_many_values_is_rejected_before_decoding(client: httpx.Client, loop: Loop) -> None:
     lists = b"[" + b"[]," * 2_000_000 + b"[]]"
     for path, data in {"/api/v1/tasks": b'{"name":"t.a","args":' + lists + b"}", "/workflows": lists}.items():
         answer = loop.serves(path, partial(client.post, path, content=data))
@@ -200,7 +200,7 @@ def test_a_body_with_too_many_values_is_refused_before_it_is_decoded(client: htt
     assert (answer.status_code, "1,000,000 bytes" in answer.text) == (413, True), answer.text
 
 
-def test_large_answers_do_not_hold_the_event_loop(client: httpx.Client, engine: Engine, loop: Loop) -> None:
+def test_large_responses_do_not_block_the_event_loop(client: httpx.Client, engine: Engine, loop: Loop) -> None:
     task = UUID(bytes=new_id())
     payload = msgspec.msgpack.encode([[[0.1234567] * 1_000_000], {}])
     with engine.connect() as connection:
@@ -243,10 +243,10 @@ _UNKNOWN: dict[str, tuple[bytes, int]] = {
     "header": (b"GET /healthz HTTP/1.1\r\n" + _HOST + b"If-None-Match: " + b'"a",' * 15_000 + b"\r\n\r\n", 200),
     "pipelined": ((b"GET /healthz HTTP/1.1\r\n" + _HOST + b"\r\n") * 5_000, 200),
 }
-"""What anybody can send, and the status of the answer."""
+"""Requests without a key, and the response's status."""
 
 
 def test_nothing_expensive_happens_before_authentication(port: int, key: Secret, loop: Loop) -> None:
-    del key  # there is one, so that it is asked for
+    del key  # a key exists, so that requests need one
     for name, (sent, status) in _UNKNOWN.items():
         assert loop.serves(name, partial(_send, port, sent)).startswith(b"HTTP/1.1 %d" % status), name

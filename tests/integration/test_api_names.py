@@ -1,4 +1,4 @@
-"""Whatever has a name can be asked for by it: with slashes in it, or called like a word of a route."""
+"""Every name works in a path: names with slashes, and names that equal a segment of a route."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_name_may_have_slashes(api: ApiClient) -> None:
 
 
 @pytest.mark.parametrize("name", ["validate", "diff"])
-def test_a_workflow_may_be_called_like_a_word_of_a_route(api: ApiClient, name: str) -> None:
+def test_a_workflow_may_have_the_name_of_a_route_segment(api: ApiClient, name: str) -> None:
     apply(api, name)
     assert api.send("GET", f"/api/v1/workflows/{name}").json()["name"] == name
     assert api.send("HEAD", f"/api/v1/workflows/{name}").status_code == 200
@@ -41,7 +41,7 @@ def test_a_workflow_may_be_called_like_a_word_of_a_route(api: ApiClient, name: s
     assert api.send("DELETE", f"/api/v1/workflows/{name}").json() == {"done": "deleted"}
 
 
-def test_what_nobody_serves_is_told(api: ApiClient) -> None:
+def test_unknown_paths_and_methods_are_rejected(api: ApiClient) -> None:
     assert api.send("PUT", "/api/v1/workflows/validate").headers["Allow"] == "POST"
     assert api.send("GET", "/api/v1/workflows//versions").status_code == 404
     assert api.send("GET", "/api/v1/nowhere").status_code == 404
@@ -63,8 +63,8 @@ def test_what_nobody_serves_is_told(api: ApiClient) -> None:
         ("//", None),
     ],
 )
-def test_a_slash_at_the_end_leads_to_the_path_without_it(api: ApiClient, asked: str, told: str | None) -> None:
-    """Seen from the path itself, so that neither the scheme nor the prefix of a proxy is lost."""
+def test_a_trailing_slash_redirects_to_the_path_without_the_slash(api: ApiClient, asked: str, told: str | None) -> None:
+    """The redirect is relative, so that a proxy's scheme and prefix are kept."""
     answer = api.send("GET", f"http://localhost{asked}")
     assert (answer.status_code, answer.headers.get("Location")) == (307 if told else 404, told)
     if told:
@@ -72,14 +72,14 @@ def test_a_slash_at_the_end_leads_to_the_path_without_it(api: ApiClient, asked: 
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "GZIP", "br, gzip", "identity, gzip"])
-def test_an_encoded_body_is_refused_unread(api: ApiClient, encoding: str) -> None:
+def test_an_encoded_body_is_rejected_unread(api: ApiClient, encoding: str) -> None:
     answer = api.send("POST", "/api/v1/tasks", headers={"Content-Encoding": encoding}, content=b"\x1f\x8b")
     assert (answer.status_code, answer.headers["Connection"]) == (415, "close")
     assert f"Content-Encoding: expected none, found {encoding!r}" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("mark", ["utf-8-sig", "utf-16"])
-def test_a_byte_order_mark_is_called_so(api: ApiClient, mark: str) -> None:
+def test_a_byte_order_mark_is_named_in_the_error(api: ApiClient, mark: str) -> None:
     body = '{"name": "t.a"}'.encode(mark)
     answer = api.send("POST", "/api/v1/tasks", headers={"Content-Encoding": "identity"}, content=body)
     assert answer.status_code == 400
@@ -89,7 +89,7 @@ def test_a_byte_order_mark_is_called_so(api: ApiClient, mark: str) -> None:
 @pytest.mark.parametrize(
     ("name", "schedule"), [("", None), ("fine", {}), ("fine", {"cron": "no"}), ("fine", {"at": 1})]
 )
-def test_a_program_publishes_no_flow_without_a_name_or_a_fire(api: ApiClient, name: str, schedule: Any) -> None:
+def test_publishing_a_flow_rejects_an_empty_name_or_invalid_schedule(api: ApiClient, name: str, schedule: Any) -> None:
     graph = {"start": "a", "nodes": {"a": {"kind": "approval"}}, "schedule": schedule}
     answer = api.send("POST", "/api/v1/client/flows/publish", json={"name": name, "graph": graph})
     assert (answer.status_code, "found" in answer.json()["detail"]) == (422, True), answer.text
@@ -106,14 +106,14 @@ def test_a_program_publishes_no_flow_without_a_name_or_a_fire(api: ApiClient, na
         ({"nodes": {"a": {"kind": "subflow", "subflow": {"start": "", "nodes": {}}}}}, "a flow has nodes"),
     ],
 )
-def test_a_program_publishes_no_flow_that_a_file_could_not_have(api: ApiClient, graph: Any, said: str) -> None:
+def test_publishing_a_flow_rejects_an_invalid_graph(api: ApiClient, graph: Any, said: str) -> None:
     given = {"start": "a", "nodes": {"a": {"kind": "approval"}}} | graph
     answer = api.send("POST", "/api/v1/client/flows/publish", json={"name": "unfit", "graph": given})
     assert (answer.status_code, said in answer.json()["detail"]) == (422, True), answer.text
     assert api.send("GET", "/api/v1/flows/unfit").status_code == 404
 
 
-def test_each_operation_has_a_name_of_its_own(api: ApiClient) -> None:
+def test_each_operation_has_a_unique_id(api: ApiClient) -> None:
     paths = api.send("GET", "/openapi.json").json()["paths"]
     names = Counter(operation["operationId"] for methods in paths.values() for operation in methods.values())
     assert [name for name, times in names.items() if times > 1] == []

@@ -1,4 +1,5 @@
-"""A request that is repeated with the same Idempotency-Key does its work once, or is refused; it is never ignored."""
+"""A request that is repeated with the same Idempotency-Key takes effect once or is rejected; the key is never
+ignored."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from orchestrator.api.routes import ROUTES, enqueueing
 from tests.integration.api_client import ApiClient, bare_api, bare_settings, empty_engine  # noqa: F401
 
 ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
-"""Of nothing."""
+"""An unused id."""
 
 
 def post(api: ApiClient, path: str, body: Any, *headers: tuple[str, str]) -> Any:
@@ -32,7 +33,7 @@ def count(engine: Engine) -> int:
         return int(connection.exec_driver_sql("SELECT count(*) FROM orchestrator.tasks").scalar_one())
 
 
-def test_many_tasks_are_enqueued_once_under_a_key(api: ApiClient, engine: Engine) -> None:
+def test_a_bulk_with_an_idempotency_key_is_enqueued_once(api: ApiClient, engine: Engine) -> None:
     calls = [call("t.a", 1), call("t.a", 1), call("t.b", 2)]
     first, again = bulk(api, "k", *calls), bulk(api, "k", *calls)
     assert (first.status_code, again.status_code) == (201, 201)
@@ -53,7 +54,7 @@ def test_many_tasks_are_enqueued_once_under_a_key(api: ApiClient, engine: Engine
     ],
     ids=["arguments", "name", "order", "fewer", "more"],
 )
-def test_other_tasks_under_the_same_key_are_refused_as_a_whole(
+def test_a_different_bulk_under_the_same_key_is_rejected(
     api: ApiClient, engine: Engine, others: list[dict[str, Any]]
 ) -> None:
     assert bulk(api, "k", call("t.a", 1), call("t.b", 2)).status_code == 201
@@ -65,7 +66,7 @@ def test_other_tasks_under_the_same_key_are_refused_as_a_whole(
     assert count(engine) == 2
 
 
-def test_a_task_of_many_with_a_key_of_its_own_goes_by_that(api: ApiClient, engine: Engine) -> None:
+def test_a_tasks_own_key_takes_precedence_over_the_bulk_key(api: ApiClient, engine: Engine) -> None:
     own = call("t.a", 1, idempotency_key="mine")
     alone = post(api, "/api/v1/tasks", own).json()["id"]
     answers = [bulk(api, "k", own, call("t.b", 2)).json()["ids"] for _ in range(2)]
@@ -77,14 +78,14 @@ def test_a_task_of_many_with_a_key_of_its_own_goes_by_that(api: ApiClient, engin
     assert "#/tasks/1" in both.json()["detail"]
 
 
-def test_more_tasks_than_keys_can_be_locked_for_are_refused(api: ApiClient, engine: Engine) -> None:
+def test_a_bulk_with_a_key_and_too_many_tasks_is_rejected(api: ApiClient, engine: Engine) -> None:
     most = enqueueing._MAX_KEYED_TASKS
     assert len(bulk(api, "k", *[call("t.a", 1)] * most).json()["ids"]) == most
     assert bulk(api, "l", *[call("t.a", 1)] * (most + 1)).status_code == 422
     assert count(engine) == most
 
 
-def test_every_route_that_would_do_it_again_refuses_the_key(api: ApiClient) -> None:
+def test_routes_without_key_support_reject_an_idempotency_key(api: ApiClient) -> None:
     places = {"id": ID, "number": "1"}
     routes = [one for one in ROUTES if one.method == "POST" and not one.takes_key]
     assert "/api/v1/events" in {one.path for one in routes}
@@ -94,7 +95,7 @@ def test_every_route_that_would_do_it_again_refuses_the_key(api: ApiClient) -> N
         assert (answer.status_code, "Idempotency-Key" in answer.text) == (422, True), f"{path}: {answer.text}"
 
 
-def test_a_header_that_decides_is_given_once(api: ApiClient, engine: Engine) -> None:
+def test_repeated_idempotency_and_authorization_headers_are_rejected(api: ApiClient, engine: Engine) -> None:
     for name in ("Idempotency-Key", "Authorization"):
         answer = post(api, "/api/v1/tasks", call("t.a"), (name, "a"), (name, "b"))
         assert answer.status_code == 400
@@ -102,11 +103,11 @@ def test_a_header_that_decides_is_given_once(api: ApiClient, engine: Engine) -> 
     assert count(engine) == 0
 
 
-def test_a_key_is_shown_as_it_was_given(api: ApiClient) -> None:
+def test_a_key_conflict_quotes_the_key_as_given(api: ApiClient) -> None:
     key = ("Idempotency-Key", "i1")
     first = post(api, "/api/v1/tasks", call("shop.job", 1), key).json()["id"]
     again = post(api, "/api/v1/tasks", call("shop.job", 1, queue="default", delay=5), key)
-    assert again.json()["id"] == first  # what is the default may be said, and when it starts is not compared
+    assert again.json()["id"] == first  # explicit defaults match, and the delay is not compared
     other = post(api, "/api/v1/tasks", call("shop.job", 2), key).json()
     assert (other["status"], other["task_id"]) == (409, first)
     assert "the key 'i1'" in other["detail"]
@@ -125,7 +126,7 @@ def test_a_key_is_shown_as_it_was_given(api: ApiClient) -> None:
         ("name", "shop.other", "name 'shop.job', here 'shop.other'"),
     ],
 )
-def test_a_key_belongs_to_a_call_with_all_its_options(
+def test_a_bulk_key_conflicts_if_any_option_differs(
     api: ApiClient, engine: Engine, option: str, value: Any, said: str
 ) -> None:
     first = bulk(api, "k", call("shop.job", 1)).json()["ids"][0]
@@ -136,7 +137,7 @@ def test_a_key_belongs_to_a_call_with_all_its_options(
     assert count(engine) == 1
 
 
-def test_a_key_of_a_single_task_belongs_to_its_options_too(api: ApiClient, engine: Engine) -> None:
+def test_a_single_tasks_key_conflicts_if_its_options_differ(api: ApiClient, engine: Engine) -> None:
     key = ("Idempotency-Key", "i1")
     given = call("shop.job", 1, retries=2, priority=3, redact=["a"])
     first = post(api, "/api/v1/tasks", given, key).json()["id"]
@@ -148,20 +149,20 @@ def test_a_key_of_a_single_task_belongs_to_its_options_too(api: ApiClient, engin
     assert count(engine) == 1
 
 
-def test_one_of_many_tasks_that_cannot_be_accepted_is_named(api: ApiClient, engine: Engine) -> None:
+def test_a_bulk_error_names_the_invalid_task(api: ApiClient, engine: Engine) -> None:
     answer = post(api, "/api/v1/tasks/bulk", {"tasks": [call("t.a"), call("t.a", priority=1000)]}).json()
     assert (answer["status"], answer["errors"][0]["pointer"]) == (422, "#/tasks/1")
     assert answer["detail"].startswith("#/tasks/1: ")
     assert count(engine) == 0
 
 
-def test_a_run_of_a_flow_is_started_once_under_a_key(api: ApiClient, engine: Engine) -> None:
+def test_a_flow_run_with_a_key_is_started_once(api: ApiClient, engine: Engine) -> None:
     definition = {"start": "ask", "nodes": {"ask": {"kind": "approval"}}}
     assert post(api, "/api/v1/flows/order", {"definition": definition}).status_code == 200
     key, given = ("Idempotency-Key", "k"), {"flow_id": "order", "params": {"val": 2}}
     first, again = post(api, "/tasks", given, key), post(api, "/tasks", given, key)
     assert (first.status_code, again.json()) == (200, first.json()), again.text
-    assert post(api, "/tasks", given | {"request_id": "k"}).json() == first.json()  # they are one
+    assert post(api, "/tasks", given | {"request_id": "k"}).json() == first.json()  # the same key
     assert post(api, "/tasks", given | {"request_id": "k"}, key).json() == first.json()
     other = post(api, "/tasks", given | {"params": {"val": 3}}, key)
     assert (other.status_code, "with different parameters" in other.text) == (409, True), other.text
@@ -172,7 +173,7 @@ def test_a_run_of_a_flow_is_started_once_under_a_key(api: ApiClient, engine: Eng
         assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.runs").scalar_one() == 2
 
 
-def test_titles_say_what_is_wrong(api: ApiClient) -> None:
+def test_error_titles_say_why_a_request_is_rejected(api: ApiClient) -> None:
     deep = post(api, "/api/v1/tasks", b'{"name": "t.a", "args": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
     assert (deep.status_code, deep.json()["title"]) == (422, "The request does not fit")
     name = post(api, "/api/v1/queues/no%20name/pause", {})

@@ -1,4 +1,4 @@
-"""Queues by HTTP: a name that nobody has named is a typing error, unless it is said to be new."""
+"""Queues over HTTP: an unknown name is a typing error, unless the request calls the queue new."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHANGES = [("POST", "pause"), ("POST", "resume"), ("PUT", "limits"), ("PUT", "re
 
 
 @pytest.mark.parametrize(("method", "what"), CHANGES, ids=[what for _, what in CHANGES])
-def test_a_queue_that_nobody_has_named_is_refused_with_the_nearest(house: House, method: str, what: str) -> None:
+def test_an_unknown_queue_is_rejected_with_the_nearest_name(house: House, method: str, what: str) -> None:
     key = house.make_key(None, None)
     before = changes(house)
     refused = house.send(method, f"/api/v1/queues/mail.otu/{what}", key, json={})
@@ -36,7 +36,7 @@ def test_a_queue_that_nobody_has_named_is_refused_with_the_nearest(house: House,
     assert house.send(method, f"/api/v1/queues/mail.out/{what}", key, json={}).is_success
 
 
-def test_a_bound_key_is_not_told_what_is_near(house: House) -> None:
+def test_a_scoped_key_gets_no_queue_suggestions(house: House) -> None:
     refused = house.send("POST", "/api/v1/queues/mail.otu/pause")
     assert refused.status_code == 404
     assert "mail.out" not in refused.text

@@ -1,4 +1,4 @@
-"""Quotas of keys, and connections of one address, as clients meet them."""
+"""Quotas of keys and connection limits of addresses, as clients meet them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def enqueue(house: House, key: Secret, **more: Any) -> httpx.Response:
     return house.send("POST", "/api/v1/tasks", key, json={"name": "t.a", **more})
 
 
-def test_a_key_above_its_rate_is_told_when_to_come_again_and_others_are_served(house: House) -> None:
+def test_a_rate_limited_key_gets_retry_after_without_affecting_other_keys(house: House) -> None:
     key = limited(house, rate=0.1)
     assert house.send("GET", "/api/v1/tasks", key).status_code == 200
     answer = house.send("GET", "/api/v1/tasks", key)
@@ -47,14 +47,14 @@ def test_a_key_above_its_rate_is_told_when_to_come_again_and_others_are_served(h
     assert house.send("GET", "/healthz").status_code == 200
 
 
-def test_bodies_count(house: House) -> None:
+def test_request_bodies_count_against_the_megabytes_quota(house: House) -> None:
     key = limited(house, megabytes=0.001)
     assert enqueue(house, key, args=["x" * 2_000]).status_code == 201
     answer = enqueue(house, key)
     assert (answer.status_code, "megabytes" in answer.json()["detail"]) == (429, True)
 
 
-def test_priorities_and_queues_are_bounded_in_every_way_to_enqueue(house: House) -> None:
+def test_every_enqueue_call_enforces_priority_and_queue_quotas(house: House) -> None:
     key = limited(house, priority=0, queues=2)
     task = NewTask(new_id(), "t.a", "default", encode_call("a", [], {}, 1_000), priority=1)
     sent = msgspec.json.encode({"task": task})
@@ -70,9 +70,7 @@ def test_priorities_and_queues_are_bounded_in_every_way_to_enqueue(house: House)
     assert enqueue(house, key, queue="q1").status_code == 201
 
 
-def test_a_full_queue_takes_no_more_until_it_has_been_counted_again(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_queue_rejects_tasks_until_its_next_count(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meters, "COUNT_INTERVAL", 0.0)
     key = limited(house, open_tasks=3)
 
@@ -90,9 +88,7 @@ def test_a_full_queue_takes_no_more_until_it_has_been_counted_again(
         eventually(lambda: add() == 201, "it is counted again")
 
 
-def test_quotas_of_a_namespace_hold_for_all_its_keys_and_queues_together(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_namespace_quotas_apply_to_all_keys_and_queues_together(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meters, "COUNT_INTERVAL", 0.0)
     keys = [limited(house) for _ in range(2)]
     made = itertools.count()
@@ -120,7 +116,7 @@ def test_quotas_of_a_namespace_hold_for_all_its_keys_and_queues_together(
         create_app(replace(house.settings, api_quotas="rat=1"))
 
 
-def test_event_streams_count_as_long_as_they_are_open(house: House) -> None:
+def test_open_event_streams_count_against_the_streams_quota(house: House) -> None:
     key = limited(house, streams=2, concurrent=1)
     with serving(house.settings) as address, httpx.Client(headers={"Authorization": f"Bearer {key}"}) as client:
 
@@ -163,13 +159,13 @@ def test_connections_of_one_address_are_bounded(house: House) -> None:
         eventually(lambda: asked(connect()) == b"HTTP/1.1 200", "there is room again", every=0.1)
 
 
-def test_proxies_and_this_machine_may_have_more() -> None:
+def test_exempt_addresses_have_no_connection_limit() -> None:
     connections = Connections(1, lambda address: address == "10.0.0.1")
     assert [connections.open("203.0.113.9"), connections.open("203.0.113.9")] == [True, False]
     assert all(connections.open("10.0.0.1") for _ in range(5))
 
 
-def test_one_host_has_a_whole_network_of_ipv6_and_one_address_of_ipv4() -> None:
+def test_connection_limits_count_ipv6_networks_and_ipv4_addresses() -> None:
     connections = Connections(1, lambda _: False)
     assert [connections.open("2001:db8::1"), connections.open("2001:db8::2")] == [True, False]
     assert all(connections.open(f"::ffff:203.0.113.{number}") for number in range(3))

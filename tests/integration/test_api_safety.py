@@ -1,4 +1,4 @@
-"""The server by itself: where it refuses to start, what it answers to nonsense, and how long it waits for whom."""
+"""The API server alone: where it refuses to start, its answers to malformed requests, and its timeouts."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def ask(settings: Settings, path: str, peer: str = "127.0.0.1", method: str = "G
     return answer
 
 
-# -- what anybody is told
+# -- public endpoints
 
 
-def test_whether_it_is_ready_is_told_without_names_of_servers(
+def test_readiness_reveals_no_server_names(
     settings: Settings, engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_key(engine)
@@ -80,11 +80,11 @@ def test_whether_it_is_ready_is_told_without_names_of_servers(
     assert ask(away, "/healthz").json() == {"status": "ok"}
 
 
-# -- where it refuses to serve
+# -- access without a valid key
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", socket.gethostname(), ""])
-def test_without_a_key_it_does_not_start_where_others_could_come(settings: Settings, host: str) -> None:
+def test_without_keys_the_server_refuses_to_listen_on_public_addresses(settings: Settings, host: str) -> None:
     environment = {
         "ORCHESTRATOR_DATABASE_URL": settings.database_url,
         "ORCHESTRATOR_REDIS_URL": settings.redis_url,
@@ -99,7 +99,7 @@ def test_without_a_key_it_does_not_start_where_others_could_come(settings: Setti
     assert "keys create" in result.output or "cannot listen" in result.output
 
 
-def test_what_a_host_is_called_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_localhost_name_must_resolve_to_a_local_address(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("0.0.0.0", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     for host in ("localhost", "api.localhost"):
@@ -108,13 +108,13 @@ def test_what_a_host_is_called_says_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     server._listen("localhost", 0, False, requires_key=True).close()
 
 
-def test_who_is_not_on_this_machine_needs_a_key_whatever_they_say(settings: Settings) -> None:
+def test_remote_clients_need_a_key_whatever_host_header_they_send(settings: Settings) -> None:
     assert ask(settings, "/api/v1/tasks").status_code == 200
     for peer in ("203.0.113.9", "10.0.0.1", "::ffff:203.0.113.9", ""):
         assert ask(settings, "/api/v1/tasks", peer, Host="localhost").status_code == 403
 
 
-def test_that_the_last_key_is_over_opens_no_door(
+def test_expired_and_revoked_keys_do_not_reopen_keyless_access(
     settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "_KEY_TTL", 0.0)
@@ -125,16 +125,16 @@ def test_that_the_last_key_is_over_opens_no_door(
     assert ask(settings, "/api/v1/tasks").status_code == 401
 
 
-def test_a_name_that_leads_here_and_a_page_of_others_are_refused(settings: Settings) -> None:
+def test_foreign_hosts_and_origins_are_rejected(settings: Settings) -> None:
     assert ask(settings, "/api/v1/tasks", Host="evil.example").status_code == 421
     assert ask(settings, "/api/v1/tasks", Origin="https://evil.example").status_code == 403
     assert ask(settings, "/api/v1/tasks", Origin="null").status_code == 403
 
 
-# -- what every answer has
+# -- response headers
 
 
-def test_every_answer_says_what_must_not_be_done_with_it(settings: Settings, engine: Engine) -> None:
+def test_every_response_has_security_headers(settings: Settings, engine: Engine) -> None:
     key = make_key(engine)
     bearer = {"Authorization": f"Bearer {key}"}
     for path, given, status in (
@@ -152,7 +152,7 @@ def test_every_answer_says_what_must_not_be_done_with_it(settings: Settings, eng
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
 
 
-def test_no_page_of_others_may_read_anything(settings: Settings, engine: Engine) -> None:
+def test_cross_origin_requests_get_no_cors_headers(settings: Settings, engine: Engine) -> None:
     given = {"Authorization": f"Bearer {make_key(engine)}", "Origin": "https://evil.example"}
     for method in ("GET", "OPTIONS"):
         answer = ask(settings, "/api/v1/tasks", method=method, **given)
@@ -160,7 +160,7 @@ def test_no_page_of_others_may_read_anything(settings: Settings, engine: Engine)
     assert answer.status_code == 405
 
 
-def test_keys_stand_in_no_log_and_in_no_audit(
+def test_keys_appear_in_no_log_and_no_audit_entry(
     settings: Settings, engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "_KEY_TTL", 0.0)
@@ -180,11 +180,11 @@ def test_keys_stand_in_no_log_and_in_no_audit(
     assert masked(f"a {key} b") == f"a orc_{key.id}_••• b"
 
 
-# -- on the wire
+# -- raw HTTP
 
 
 def exchange(port: int, sent: bytes) -> bytes:
-    """Send bytes, and return all that comes back until the other side closes, which it may do before all is sent."""
+    """Send bytes, and return the response until the server closes, which may be before all bytes are sent."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as link:
         with contextlib.suppress(ConnectionError):
             link.sendall(sent)
@@ -217,9 +217,7 @@ _HOST = b"Host: localhost\r\n"
     ],
     ids=range(11),
 )
-def test_what_two_readers_could_read_differently_is_refused_and_ends_the_connection(
-    settings: Settings, sent: bytes
-) -> None:
+def test_ambiguous_requests_are_rejected_and_close_the_connection(settings: Settings, sent: bytes) -> None:
     smuggled = b"GET /healthz HTTP/1.1\r\n" + _HOST + b"Connection: close\r\n\r\n"
     with serving(settings) as port:
         got = exchange(port, sent + smuggled)
@@ -251,10 +249,10 @@ LAX = [
     _CHUNKED + b"4\r\nabcdXX0\r\n\r\n",
     _CHUNKED + b"0\r\nContent-Length: 5\r\nHost: evil\r\n\r\n",
 ]
-"""What some servers and proxies take, each in its own way."""
+"""Malformed requests that some servers and proxies accept."""
 
 
-def test_what_only_lax_readers_take_is_refused(settings: Settings) -> None:
+def test_malformed_requests_that_lax_parsers_accept_are_rejected(settings: Settings) -> None:
     with serving(settings) as port:
         for sent in LAX:
             got = exchange(port, sent)
@@ -274,15 +272,17 @@ def test_trailers_of_a_chunked_request_are_not_headers(settings: Settings, engin
 
 
 @pytest.mark.parametrize("after", [b"GARBAGE\r\n\r\n", _GET + b"\r\n"])
-def test_what_follows_a_request_is_not_taken_for_it(settings: Settings, after: bytes) -> None:
-    """Nor is what is said about it taken for the answer to the request before it."""
+def test_bytes_after_a_request_are_not_part_of_the_request(settings: Settings, after: bytes) -> None:
+    """Nor is the error about these bytes taken for the response to the request."""
     with serving(settings) as port:
         got = exchange(port, _GET + _HOST + b"\r\n" + after)
     assert got.startswith(b"HTTP/1.1 200"), got
     assert got.count(b"HTTP/1.1 2") == 1
 
 
-def test_who_sends_a_request_by_drops_is_let_go(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_sends_its_head_slowly_is_disconnected(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT", 0.4)
     with serving(settings, timeout_keep_alive=60) as port:
         for begun in (
@@ -296,7 +296,7 @@ def test_who_sends_a_request_by_drops_is_let_go(settings: Settings, monkeypatch:
                 assert _drip(link, until=time.monotonic() + 30), "it is still open"
 
 
-def test_who_sends_a_body_by_drops_is_answered_and_let_go(
+def test_a_client_that_sends_its_body_slowly_is_disconnected(
     settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bodies, "BODY_TIMEOUT", 0.3)
@@ -306,20 +306,20 @@ def test_who_sends_a_body_by_drops_is_answered_and_let_go(
         assert got.startswith(b"HTTP/1.1 408"), got
         make_key(engine)
         monkeypatch.setattr(http_protocol, "DRAIN_TIMEOUT", 0.4)
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as link:  # answered with 401 before it is read
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as link:  # answered with 401 unread
             link.sendall(head + b"Authorization: Bearer orc_x\r\n\r\n{")
             link.settimeout(0.1)
             assert _drip(link, until=time.monotonic() + 30), "it is still open"
 
 
-def test_who_asks_before_sending_too_much_is_told_not_to(settings: Settings) -> None:
+def test_expect_continue_with_an_oversized_body_is_rejected(settings: Settings) -> None:
     length = b"Content-Length: %d\r\n" % (bodies.MAX_BODY + 1)
     with serving(settings) as port:
         got = exchange(port, b"POST /api/v1/tasks HTTP/1.1\r\n" + _HOST + length + b"Expect: 100-continue\r\n\r\n")
     assert got.startswith(b"HTTP/1.1 413"), got
 
 
-def test_who_asks_before_sending_is_told_to_go_on(settings: Settings) -> None:
+def test_expect_continue_is_answered_with_100(settings: Settings) -> None:
     body = b'{"name": "t.a"}'
     head = b"POST /api/v1/tasks HTTP/1.1\r\n" + _HOST + b"Content-Length: %d\r\n" % len(body)
     with serving(settings) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as link:
@@ -332,7 +332,7 @@ def test_who_asks_before_sending_is_told_to_go_on(settings: Settings) -> None:
     assert got.startswith(b"HTTP/1.1 201"), got
 
 
-def test_nonsense_is_answered_and_logged_as_everything_is(
+def test_malformed_requests_get_a_problem_response_and_a_log_line(
     settings: Settings, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = {name: logging.getLogger(name).handlers[:] for name in ("orchestrator", "uvicorn", "asyncio")}
@@ -355,7 +355,7 @@ def test_nonsense_is_answered_and_logged_as_everything_is(
 
 
 def _drip(link: socket.socket, until: float) -> bool:
-    """Send a byte now and then; say whether the other side has closed by then."""
+    """Send a byte now and then; return whether the server closes in time."""
     while time.monotonic() < until:
         try:
             if not link.recv(65_536):
@@ -368,7 +368,7 @@ def _drip(link: socket.socket, until: float) -> bool:
     return False
 
 
-def test_it_speaks_tls(settings: Settings, tmp_path: Path) -> None:
+def test_the_server_serves_tls(settings: Settings, tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl to make a certificate with")
     chain, key = tmp_path / "api.pem", tmp_path / "api.key"

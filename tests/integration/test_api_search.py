@@ -1,4 +1,4 @@
-"""What is found by a part of its name; and a request that nobody comes to is answered."""
+"""Search by parts of names and arguments; and a reset that no leader applies."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def house(database_url: str, redis_url: str) -> Iterator[House]:
         yield found
 
 
-def test_parts_of_names_are_found_in_any_case_and_within_reach(house: House) -> None:
+def test_search_ignores_case_and_stays_in_the_key_scope(house: House) -> None:
     whole = house.make_key(None, None)
     found = house.get("/api/v1/search?text=L-FLO", whole)
     assert [run["id"] for run in found["runs"]] == [str(house.runs["mail"])]
     assert {str(house.tasks[name]) for name in ("mail", "bank")} <= {
         task["id"] for task in house.get("/api/v1/search?text=.A&limit=100", whole)["tasks"]
     }
-    assert house.get("/api/v1/search?text=%25", whole)["tasks"] == []  # no pattern
+    assert house.get("/api/v1/search?text=%25", whole)["tasks"] == []  # no wildcard
     assert house.get("/api/v1/search?text=ank-flow")["runs"] == []
     assert {task["queue"] for task in house.get("/api/v1/search?text=.A&limit=100")["tasks"]} == {"mail.out"}
 
 
-def test_arguments_are_found_as_in_the_dashboard(house: House) -> None:
+def test_search_finds_tasks_by_arguments(house: House) -> None:
     order, *longer = (enqueue(house, "t.ship", [], {"order": f"o-5{end}"}) for end in ("", "1", "2"))
     whole = house.make_key(None, None)
     found = house.get("/api/v1/search?text=o-5", whole)
@@ -39,7 +39,7 @@ def test_arguments_are_found_as_in_the_dashboard(house: House) -> None:
     assert house.get("/api/v1/search?text=o-5", house.make_key("bank.", None))["exact_tasks"] == []
 
 
-def test_a_reset_that_nobody_comes_to_is_answered(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reset_that_no_leader_applies_times_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_backend, "_RESET_LIMIT", 0.3)
     answer = house.send("POST", f"/api/v1/runs/{code_run(house)}/reset", house.make_key(None, None), json={"to": 1})
     assert answer.status_code == 409, answer.text

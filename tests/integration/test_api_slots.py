@@ -1,4 +1,4 @@
-"""Request slots of a server: how many requests may wait, and that one key does not keep others waiting."""
+"""Request slots of a server: how many requests may wait, and how keys are isolated from each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.integration.serving import serving
 from tests.waiting import eventually
 
 
-def test_too_many_who_enqueue_at_once_are_told_to_come_again(
+def test_excess_concurrent_enqueues_are_rejected_with_retry_after(
     database_url: str, redis_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slots, "_MAX_WAITING", 3)
@@ -53,7 +53,7 @@ def test_too_many_who_enqueue_at_once_are_told_to_come_again(
 
 
 def test_a_small_bulk_does_not_wait_for_expensive_requests() -> None:
-    """Two keys that had large definitions validated kept three tasks of a third one waiting for ten seconds."""
+    """Two keys that validated large definitions kept three tasks of a third key waiting for ten seconds."""
     (bulk,) = [route for route in ROUTES if route.path == "/api/v1/tasks/bulk"]
     assert not bulk.is_expensive, "a large body makes it so"
 
@@ -62,7 +62,7 @@ def _key(engine: Engine, name: str, queues: str | None = None) -> dict[str, str]
     return {"Authorization": f"Bearer {make_key(engine, Scope.ADMIN, name, queues=queues)}"}
 
 
-def test_a_key_that_holds_all_its_slots_keeps_neither_probes_nor_other_keys_waiting(
+def test_a_key_with_full_slots_blocks_neither_probes_nor_other_keys(
     database_url: str, redis_url: str, engine: Engine
 ) -> None:
     app = application.create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
@@ -135,7 +135,7 @@ def test_a_wait_for_thousands_of_ids_is_checked_by_one_statement(
         event.remove(Engine, "before_cursor_execute", note)
 
 
-def test_a_large_body_is_read_when_there_is_room_for_it(database_url: str, redis_url: str, engine: Engine) -> None:
+def test_large_bodies_read_at_once_are_limited_per_key(database_url: str, redis_url: str, engine: Engine) -> None:
     app = application.create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
     ada, bob = _key(engine, "ada"), _key(engine, "bob")
     may_end, begun = asyncio.Event(), []
@@ -168,27 +168,27 @@ def test_a_large_body_is_read_when_there_is_room_for_it(database_url: str, redis
     assert asyncio.run(main()) == [201] * 11
 
 
-def test_what_a_refused_request_has_brought_is_freed_with_it(database_url: str, redis_url: str, engine: Engine) -> None:
+def test_the_payload_of_a_rejected_request_is_freed(database_url: str, redis_url: str, engine: Engine) -> None:
     app = application.create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
     key, many = _key(engine, "ada"), 123_456
 
     async def main() -> None:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
-            body = {"name": "t.a", "args": [1.5] * many}  # each of nine bytes, more than a payload may have
+            body = {"name": "t.a", "args": [1.5] * many}  # nine bytes each, together above the payload limit
             assert (await client.post("/api/v1/tasks", json=body, headers=key)).status_code == 422
 
     gc.disable()
     try:
         asyncio.run(main())
-        # The thread that worked lets go of its call just after its result was taken; what is kept for good stays.
+        # The worker thread releases its call just after its result was taken; a leak would stay.
         eventually(lambda: not [found for found in gc.get_objects() if type(found) is list and len(found) == many])
     finally:
         gc.enable()
 
 
-def test_a_server_that_stops_says_that_it_did_not_wait(database_url: str, redis_url: str, engine: Engine) -> None:
-    """It was a defect of the server, with a traceback: a thread still took the step that was to be closed."""
+def test_a_stopping_server_answers_waiting_requests_with_503(database_url: str, redis_url: str, engine: Engine) -> None:
+    """This was a server error with a traceback: a thread still ran the step that was to be closed."""
     app = application.create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
     key = _key(engine, "waits")["Authorization"].encode()
     body = json.dumps({"tasks": [b64encode(uuid4().bytes).decode()], "timeout": 60}).encode()

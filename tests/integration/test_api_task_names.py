@@ -1,4 +1,4 @@
-"""Which tasks a key may enqueue: registered ones, and those that it is bound to; and whose flows it may name."""
+"""Which tasks a key may enqueue: registered tasks, and those it is limited to; and which flows the key may name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.api_house import House, definition
 WEBHOOK = "orchestrator.webhook"
 
 
-def sent(name: str, followed_by: str | None = None, run: bytes | None = None) -> NewTask:
+def build_task(name: str, followed_by: str | None = None, run: bytes | None = None) -> NewTask:
     followers = None if followed_by is None else Callbacks("a", failure=(Callback(followed_by, "default"),))
     callbacks = None if followers is None else msgspec.json.encode(followers).decode()
     position = None if run is None else 0
@@ -26,15 +26,15 @@ def sent(name: str, followed_by: str | None = None, run: bytes | None = None) ->
 
 
 def enqueued(house: House, key: Secret, name: str) -> set[int]:
-    """Enqueue a task in every way there is, and return the answers."""
+    """Enqueue a task through every endpoint; return the statuses."""
     run = new_id()
     bodies: dict[str, Any] = {
         "": {"name": name},
         "/bulk": {"tasks": [{"name": "t.a"}, {"name": name}]},
-        "enqueue": {"task": sent(name)},
-        "enqueue ": {"task": sent("t.a", followed_by=name)},
-        "enqueue_many": {"tasks": [sent("t.a"), sent(name)]},
-        "start": {"run_id": run, "name": "many", "tasks": [sent(name, run=run)]},
+        "enqueue": {"task": build_task(name)},
+        "enqueue ": {"task": build_task("t.a", followed_by=name)},
+        "enqueue_many": {"tasks": [build_task("t.a"), build_task(name)]},
+        "start": {"run_id": run, "name": "many", "tasks": [build_task(name, run=run)]},
     }
     paths = {"start": "/api/v1/client/runs/start"}
     found = {}
@@ -46,17 +46,17 @@ def enqueued(house: House, key: Secret, name: str) -> set[int]:
 
 
 @pytest.mark.parametrize("name", ["plain.py:helper", "os.path:join", WEBHOOK])
-def test_who_may_only_enqueue_names_registered_tasks(house: House, name: str) -> None:
+def test_an_enqueue_key_may_enqueue_only_registered_tasks(house: House, name: str) -> None:
     assert enqueued(house, house.make_key(None, None, Scope.ENQUEUE), name) == {403}
     assert enqueued(house, house.make_key(None, None, Scope.OPERATE), name) <= {200, 201}
 
 
-def test_a_key_can_be_bound_to_names_of_tasks(house: House) -> None:
+def test_a_key_can_be_limited_to_task_names(house: House) -> None:
     key = house.make_key(None, None, Scope.ENQUEUE, tasks=f"t.,{WEBHOOK}")
     for name, status in (("t.b", 201), (WEBHOOK, 201), ("u.a", 403), ("orchestrator.start", 403), ("t.py:a", 403)):
         answer = house.send("POST", "/api/v1/tasks", key, json={"name": name})
         assert answer.status_code == status, answer.text
-        call = {"task": sent("t.a", followed_by=name)}
+        call = {"task": build_task("t.a", followed_by=name)}
         answer = house.send("POST", "/api/v1/client/tasks/enqueue", key, content=msgspec.json.encode(call))
         assert answer.status_code == (200 if status == 201 else 403), answer.text
     author = house.make_key(None, None, Scope.OPERATE, tasks="t.")
@@ -64,7 +64,7 @@ def test_a_key_can_be_bound_to_names_of_tasks(house: House) -> None:
     assert (answer.status_code, "limited to some tasks" in answer.text) == (403, True)
 
 
-def test_a_bound_key_learns_nothing_of_the_flows_of_others(house: House) -> None:
+def test_a_scoped_key_learns_nothing_about_flows_outside_its_scope(house: House) -> None:
     whole, graph = house.make_key(None, None), {"start": "secret-step", "nodes": {"secret-step": {"service": "s"}}}
     for name in ("mail-inner", "bank-inner"):
         assert house.send("POST", f"/api/v1/flows/{name}", whole, json={"definition": graph}).is_success

@@ -1,4 +1,4 @@
-"""A request that waits for the end of a task: it is answered when that comes, and holds nothing meanwhile."""
+"""A request that waits for a task is answered when the task ends, and holds no thread or connection meanwhile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SELECT id, name, queue, payload, 'success', '\\xc3', 1, 0, 0, 0, seq, created_at
 MANY = 100
 
 
-def test_one_waits_for_the_end_or_for_so_long(api: ApiClient, engine: Engine) -> None:
+def test_a_request_waits_for_the_end_or_its_timeout(api: ApiClient, engine: Engine) -> None:
     async def ask() -> tuple[Any, ...]:
         async with api.opened() as asking:
             path = f"/api/v1/tasks/{(await asking.post('/api/v1/tasks', json={'name': 't.a'})).json()['id']}"
@@ -28,7 +28,7 @@ def test_one_waits_for_the_end_or_for_so_long(api: ApiClient, engine: Engine) ->
             early = await asking.get(f"{path}?wait=0.3")
             waited = time.monotonic() - began
             waiting = [asyncio.create_task(asking.get(f"{path}?wait=50")) for _ in range(MANY)]
-            other = await asking.get(path)  # others are served, though more wait than there are threads or connections
+            other = await asking.get(path)  # served, although more requests wait than there are threads or connections
             with engine.connect() as connection:
                 await asyncio.to_thread(connection.exec_driver_sql, END)
             return early, waited, other, await asyncio.gather(*waiting), await asking.get(f"{path}?wait=50")
@@ -44,5 +44,5 @@ def test_one_waits_for_the_end_or_for_so_long(api: ApiClient, engine: Engine) ->
 
 @pytest.mark.parametrize(("wait", "status"), [("61", 422), ("-1", 422), ("nan", 422), ("x", 422), ("1", 404)])
 @pytest.mark.parametrize("kind", ["tasks", "runs"])
-def test_what_cannot_be_waited_for_is_refused_at_once(api: ApiClient, kind: str, wait: str, status: int) -> None:
+def test_invalid_waits_are_rejected_at_once(api: ApiClient, kind: str, wait: str, status: int) -> None:
     assert api.get(f"/api/v1/{kind}/0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17?wait={wait}").status_code == status

@@ -1,4 +1,4 @@
-"""Names that are enqueued as tasks: a workflow's is refused, and one that nobody knows is told of."""
+"""Names that are enqueued as tasks: names of workflows are rejected, and unknown names get a warning."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def enqueue(client: ApiClient, name: str, **more: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "path"), [("nightly", "workflows/nightly"), ("graph", "flows/graph"), ("signup", "workflows/signup")]
 )
-def test_a_workflow_is_no_task(client: ApiClient, system: System, name: str, path: str) -> None:
+def test_enqueueing_a_workflow_as_a_task_is_rejected(client: ApiClient, system: System, name: str, path: str) -> None:
     answers = [enqueue(client, name), client.post("/api/v1/tasks/bulk", json={"tasks": [{"name": name}]})]
     assert [one.status_code for one in answers] == [422, 422]
     assert all(f"POST /api/v1/{path}/runs" in one.json()["detail"] for one in answers)
     assert system.count("tasks") == 0
 
 
-def test_a_workflow_is_no_task_of_a_python_client_however_large(client: ApiClient, system: System) -> None:
-    """A large request is worked on elsewhere than a small one."""
+def test_client_calls_reject_workflows_whatever_the_payload_size(client: ApiClient, system: System) -> None:
+    """Large requests are handled elsewhere than small ones."""
     for size in (1, 70_000):
         task = call_by_name(system.settings, "nightly", ["x" * size], {}, options={}, queue="default")
         for name, body in (("enqueue", {"task": task}), ("enqueue_many", {"tasks": [task]})):
@@ -55,7 +55,7 @@ def test_a_workflow_is_no_task_of_a_python_client_however_large(client: ApiClien
     assert system.count("tasks") == 0
 
 
-def test_a_name_that_nobody_knows_is_stored_with_a_warning(client: ApiClient) -> None:
+def test_an_unknown_task_name_is_stored_with_a_warning(client: ApiClient) -> None:
     known, unknown = enqueue(client, "known"), enqueue(client, "t.a")
     assert (known.status_code, known.json().keys()) == (201, {"id"})
     assert unknown.status_code == 201
@@ -65,7 +65,7 @@ def test_a_name_that_nobody_knows_is_stored_with_a_warning(client: ApiClient) ->
     assert [("t.a" in one) for one in many.json()["warnings"]] == [True]
 
 
-def test_while_nobody_hears_of_workers_no_name_is_warned_of(client: ApiClient, system: System) -> None:
+def test_outdated_worker_data_causes_no_name_warnings(client: ApiClient, system: System) -> None:
     system.sql("UPDATE orchestrator.workers SET seen_at = now() - interval '1 minute' RETURNING id")
     answer = enqueue(client, "known")
     assert (answer.status_code, answer.json().keys()) == (201, {"id"})
@@ -80,7 +80,7 @@ def test_a_task_expires_at_a_time_or_after_seconds(client: ApiClient, system: Sy
     assert enqueue(client, "known", expires="2026-01-31T09:30:00").status_code == 422
 
 
-def test_the_command_refuses_workflows_and_warns(
+def test_the_enqueue_command_rejects_workflows_and_warns_about_unknown_names(
     client: ApiClient, system: System, in_empty_folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del client, in_empty_folder

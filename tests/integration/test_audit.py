@@ -1,4 +1,4 @@
-"""The audit log: whatever is done to something has a line, and neither stands without the other."""
+"""The audit log: every action writes an entry, and neither is stored without the other."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ UNAUDITED = {
     "POST /api/v1/flows/{name}/runs",
     "POST /tasks",
 }
-"""What only looks, or starts something: that is too much of it, and tasks and runs tell when they were created."""
+"""Routes that only read, or start something: these are too many, and tasks and runs store their creation time."""
 BODIES: dict[str, dict[str, Any]] = {
     "set_schedule": {"schedule": {"cron": "1 1 * * *"}},
     "backfill": {"start": "2026-01-01", "end": "2026-01-03"},
@@ -62,9 +62,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "register_worker": {"id": "w", "url": "http://10.0.0.7:8080", "services": ["sum"]},
 }
 GRAPH = {"start": "ask", "nodes": {"ask": {"kind": "approval", "params": {"approval_key": "ok"}}}}
-"""A flow."""
+"""A flow's definition."""
 CLIENTS = ("/api/v1/client/", "/api/v1/waits")
-"""What the Python client asks is answered by the same functions."""
+"""Python client routes, answered by the same functions."""
 ACTS = [
     one
     for one in ROUTES
@@ -86,7 +86,7 @@ def lines(house: House, **wanted: Any) -> list[AuditEntry]:
         return audit.list_page(connection, AuditFilter(**wanted), limit=1_000)
 
 
-def forget(house: House) -> None:
+def clear_audit(house: House) -> None:
     with house.engine.connect() as connection:
         connection.exec_driver_sql("DELETE FROM orchestrator.audit")
 
@@ -111,7 +111,7 @@ def flow_run(house: House) -> UUID:
 
 
 def make_ready(house: House, endpoint: Endpoint) -> None:
-    """Have things in the states in which they can be acted upon."""
+    """Bring objects into states that the endpoint can act on."""
     statements = {
         "retry_run": "UPDATE orchestrator.runs SET status = 'failed', ended_at = now()",
         "delete_run": "UPDATE orchestrator.runs SET status = 'failed', ended_at = now()",
@@ -164,11 +164,11 @@ def body(endpoint: Endpoint, house: House) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("endpoint", ACTS, ids=lambda one: f"{one.method} {one.path}")
-def test_every_act_over_http_has_one_line(house: House, endpoint: Endpoint) -> None:
+def test_every_http_action_writes_one_audit_entry(house: House, endpoint: Endpoint) -> None:
     key = house.make_key(None, None)
     make_ready(house, endpoint)
     path, sent = address(endpoint, house), body(endpoint, house)
-    forget(house)
+    clear_audit(house)
     answer = house.send(endpoint.method, path, key, **sent)
     assert answer.status_code in (200, 201, 202, 409), answer.text
     [line] = lines(house)
@@ -191,13 +191,13 @@ def test_every_act_over_http_has_one_line(house: House, endpoint: Endpoint) -> N
 
 
 @pytest.mark.parametrize("endpoint", ACTS, ids=lambda one: f"{one.method} {one.path}")
-def test_no_act_stands_without_its_line(house: House, endpoint: Endpoint) -> None:
+def test_no_action_is_stored_without_its_audit_entry(house: House, endpoint: Endpoint) -> None:
     if endpoint.tag == "quarantine":
         pytest.skip("it stands in Redis, and is cleared after the line was written")
     key = house.make_key(None, None)
     make_ready(house, endpoint)
     path, sent = address(endpoint, house), body(endpoint, house)
-    forget(house)
+    clear_audit(house)
     before = changes(house)
     with house.engine.connect() as connection:
         connection.exec_driver_sql("ALTER TABLE orchestrator.audit ADD CONSTRAINT refuse CHECK (false) NOT VALID")
@@ -210,9 +210,9 @@ def test_no_act_stands_without_its_line(house: House, endpoint: Endpoint) -> Non
     assert changes(house) == before
 
 
-def test_what_is_refused_has_a_line_too_but_not_a_million(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_requests_are_audited_at_a_limited_rate(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_REFILL_SECONDS", 3_600.0)
-    forget(house)
+    clear_audit(house)
     assert house.send("POST", "/api/v1/queues/bank.out/purge").status_code == 403
     assert house.send("GET", "/api/v1/tasks", Secret("0" * 12, "x" * 43)).status_code == 401
     wrong, bound = lines(house, act="refused")
@@ -238,8 +238,8 @@ def command(house: House, *words: str) -> Result:
     return result
 
 
-def test_commands_that_are_given_with_the_database_have_lines(house: House) -> None:
-    forget(house)
+def test_commands_on_the_database_write_audit_entries(house: House) -> None:
+    clear_audit(house)
     command(house, "queues", "pause", "mail.out")
     command(house, "tasks", "cancel", str(house.tasks["mail"]))
     command(house, "keys", "create", "webshop")
@@ -262,17 +262,17 @@ def test_a_key_that_is_made_by_command_has_its_quotas(house: House) -> None:
     assert lines(house)[0].detail["quotas"] == "rate=10, queues=0"
 
 
-def test_a_process_may_be_called_something(house: House) -> None:
-    forget(house)
+def test_a_process_can_set_its_name_for_the_audit_log(house: House) -> None:
+    clear_audit(house)
     backend = Backend(house.settings.__class__(**vars(house.settings) | {"audit_as": "deploy of shop 4.2"}))
     backend.queues.pause("mail.out", True)
     backend.close()
     assert [line.who for line in lines(house)] == ["deploy of shop 4.2"]
 
 
-def test_what_changes_nothing_has_no_line(house: House) -> None:
+def test_actions_that_change_nothing_write_no_audit_entry(house: House) -> None:
     backend = Backend(house.settings)
-    forget(house)
+    clear_audit(house)
     backend.workflows.apply(backend.workflows.latest("mail-flow").definition)
     with pytest.raises(Exception, match="is not paused"):
         backend.schedules.resume("mail-flow/default")
@@ -280,8 +280,8 @@ def test_what_changes_nothing_has_no_line(house: House) -> None:
     assert lines(house) == []
 
 
-def test_a_queue_that_is_paused_or_resumed_twice_has_one_line_of_each(house: House) -> None:
-    forget(house)
+def test_repeated_pauses_and_resumes_of_a_queue_write_one_entry_each(house: House) -> None:
+    clear_audit(house)
     for verb in ("resume", "pause", "pause", "resume", "resume"):
         assert house.send("POST", f"/api/v1/queues/mail.out/{verb}").status_code == 200
     with house.engine.connect() as connection:
@@ -291,7 +291,7 @@ def test_a_queue_that_is_paused_or_resumed_twice_has_one_line_of_each(house: Hou
 
 
 def test_the_log_is_listed_over_http_page_by_page(house: House) -> None:
-    forget(house)
+    clear_audit(house)
     key = house.make_key(None, None)
     for name in ("a", "b", "c"):
         house.send("POST", f"/api/v1/queues/{name}/pause?new=true", key)
@@ -302,21 +302,21 @@ def test_the_log_is_listed_over_http_page_by_page(house: House) -> None:
 
 
 @pytest.mark.parametrize("path", ["tasks/{task}/cancel", "runs/{run}/cancel", "backfills/{backfill}/cancel"])
-def test_an_act_on_what_is_beside_the_prefix_of_a_key_is_written_down_as_refused(house: House, path: str) -> None:
-    forget(house)
+def test_actions_outside_the_key_scope_are_audited_as_refused(house: House, path: str) -> None:
+    clear_audit(house)
     place = path.format(task=house.tasks["bank"], run=house.runs["bank"], backfill=house.backfills["bank"])
     answer = house.send("POST", f"/api/v1/{place}")
-    assert answer.status_code == 404  # as if there were none
+    assert answer.status_code == 404  # as if it did not exist
     line = lines(house)[0]
     assert (line.act, line.who, line.detail) == ("refused", f"bound ({house.key.id})", {"status": 404})
     assert place.split("/")[1] in line.target
     nothing = "backfills/999999" if "backfill" in path else f"tasks/{UUID(bytes=new_id())}"
     assert house.send("POST", f"/api/v1/{nothing}/cancel").status_code == 404
-    assert len(lines(house)) == 1  # there is none
+    assert len(lines(house)) == 1  # no entry for missing objects
 
 
-def test_old_lines_are_forgotten(house: House) -> None:
-    forget(house)
+def test_old_audit_entries_are_pruned(house: House) -> None:
+    clear_audit(house)
     house.send("POST", "/api/v1/queues/mail.out/pause")
     house.send("POST", "/api/v1/queues/mail.out/resume")
     with house.engine.connect() as connection:
@@ -327,7 +327,7 @@ def test_old_lines_are_forgotten(house: House) -> None:
     assert [line.act for line in lines(house)] == ["resume"]
 
 
-def test_a_line_that_cannot_be_stored_whole_is_cut(house: House) -> None:
+def test_an_oversized_audit_entry_is_truncated(house: House) -> None:
     with house.engine.connect() as connection:
         audit.add(connection, who="a\0b" * 1_000, origin="", act="x", kind="x", target="", detail={})
         with pytest.raises(exc.DBAPIError):

@@ -1,4 +1,4 @@
-"""What cannot be applied is set aside, and everything else goes on."""
+"""Invalid reports are quarantined, and all others are applied."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ POISON: dict[str, bytes] = {
     "a worker that is no word": poison('"{', Succeeded(ID, 1, 0.1, ONE)),
 }
 HARMLESS = ("an impossible age", "an impossible duration", "an impossible delay", "a worker that is no word")
-"""Postgres may never look at these, because the task does not exist."""
+"""Postgres may never read these values, because the task does not exist."""
 
 
 @pytest.mark.parametrize("name", POISON)
-def test_what_cannot_be_applied_is_set_aside_alone(system: System, name: str) -> None:
-    """Good reports of the same batch, before and after it, are applied; and the loop goes on."""
+def test_an_invalid_report_is_quarantined_alone(system: System, name: str) -> None:
+    """Valid reports of its batch, before and after, are applied; and the loop goes on."""
     worker = system.worker()
     handles = system.dispatch(5)
     tasks = worker.take()
@@ -73,7 +73,7 @@ def test_what_cannot_be_applied_is_set_aside_alone(system: System, name: str) ->
     assert system.count("tasks") == 0
 
 
-def test_one_bad_report_in_a_flush_does_not_take_the_others_with_it(system: System) -> None:
+def test_an_invalid_report_does_not_affect_the_rest_of_its_flush(system: System) -> None:
     worker = system.worker(slots=50)
     handles = system.dispatch(50)
     tasks = worker.take()
@@ -93,14 +93,14 @@ def test_one_bad_report_in_a_flush_does_not_take_the_others_with_it(system: Syst
 
 
 def test_counters_are_exact_although_a_batch_was_halved(system: System) -> None:
-    """What an undone half had counted must not count."""
+    """Counts of a half that was rolled back do not count."""
     worker = system.worker(slots=20)
     run = system.app.start_many(system.job, range(20))
     system.pass_seconds()
     tasks = worker.take()
     for start in range(0, 20, 2):
         worker.succeed(*tasks[start : start + 2])
-        worker.flush(poison("w1", Failed(b"abc", 1, 0.1, ERROR)))  # noticed only when successes have been counted
+        worker.flush(poison("w1", Failed(b"abc", 1, 0.1, ERROR)))  # found only after successes have been counted
     system.tick(2)
     assert len(system.quarantine()) == 10
     assert (run.progress().status, run.progress().counters.success) == ("success", 20)
@@ -108,7 +108,7 @@ def test_counters_are_exact_although_a_batch_was_halved(system: System) -> None:
 
 
 def test_options_of_another_release_do_not_stop_the_loop(system: System) -> None:
-    """They are valid JSON, and only the decision about a failure reads them."""
+    """The options are valid JSON, and only the decision about a failure reads them."""
     worker = system.worker()
     strange = enqueued(options='{"retry": {"max": "many"}, "colour": "blue"}')
     system.pass_seconds()
@@ -125,8 +125,8 @@ def test_options_of_another_release_do_not_stop_the_loop(system: System) -> None
     assert other.status() == "success"
 
 
-def test_what_cannot_be_applied_does_not_stop_a_leader_that_reads_an_old_stream_to_its_end(system: System) -> None:
-    """Redis has restarted and kept its data: what stands in the stream is applied before a new generation begins."""
+def test_invalid_reports_do_not_stop_a_leader_reading_an_old_stream(system: System) -> None:
+    """Redis has restarted and kept its data: the entries of its stream are applied before a new generation begins."""
     worker = system.worker()
     handles = system.dispatch(2)
     tasks = worker.take()
@@ -144,7 +144,7 @@ def test_what_cannot_be_applied_does_not_stop_a_leader_that_reads_an_old_stream_
     assert system.redis.exists(KEYS.events(old)) == 0
 
 
-def test_a_message_that_no_worker_can_read_is_set_aside_and_its_task_dispatched_again(system: System) -> None:
+def test_an_unreadable_message_is_quarantined_and_its_task_dispatched_again(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
     stream = KEYS.queue(system.generation, "default")

@@ -1,4 +1,4 @@
-"""What people look at stays quick with millions of rows: a look has a bound, and says where it went no further."""
+"""Reads for people stay fast with millions of rows: each read is bounded, and tells how far it looked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fail(connection: Connection, count: int, name: str, message: str, ended_at: 
     )
 
 
-def test_a_rare_line_of_the_audit_log_is_found_page_after_page(
+def test_a_rare_audit_entry_is_found_over_several_bounded_pages(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit, "MAX_SCANNED", 10)
@@ -60,7 +60,7 @@ def test_a_rare_line_of_the_audit_log_is_found_page_after_page(
     assert [line.target for line in everything] == [str(number) for number in reversed(range(35))]
 
 
-def test_failures_are_grouped_of_the_last_ones_and_say_so(connection: Connection) -> None:
+def test_failure_groups_say_how_many_failures_they_cover(connection: Connection) -> None:
     fail(connection, 30, "old", "gone ", NOW - timedelta(hours=1))
     fail(connection, 10, "new", "said ", NOW)
     since = NOW - timedelta(hours=2)
@@ -76,7 +76,7 @@ def test_failures_are_grouped_of_the_last_ones_and_say_so(connection: Connection
     assert latest_failures(connection, since, "bank.").groups == []
 
 
-def test_failures_of_some_queues_are_found_behind_newer_ones_of_others(
+def test_failures_of_a_queue_are_found_behind_newer_failures_elsewhere(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(connection, 3, "own", "said ", NOW - timedelta(hours=1))
@@ -92,7 +92,7 @@ def test_failures_of_some_queues_are_found_behind_newer_ones_of_others(
     assert latest_failures(connection, since, "mail.", most=10) == ([], 15), "they may stand further back"
 
 
-def test_what_would_be_tried_again_is_counted_once_for_each_key(connection: Connection) -> None:
+def test_a_redrive_preview_counts_each_unique_key_once(connection: Connection) -> None:
     fail(connection, 5, "plain", "said ", NOW)
     fail(connection, 4, "keyed", "said ", NOW)
     connection.exec_driver_sql(

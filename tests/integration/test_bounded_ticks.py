@@ -1,4 +1,4 @@
-"""However much is pending, a tick ends well within the lease, and others are served between two of them."""
+"""However much is pending, a tick ends well within the lease, and other work is dispatched between two ticks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEASE = 2.0
 
 @contextmanager
 def real(engine: Engine, system: System, lease: float) -> Iterator[Scheduler]:
-    """Have a leader with a clock that goes."""
+    """Yield a leader with a real clock."""
     streams = LeaderStreams(connect(system.settings.redis_url), KEYS)
     settings = Settings(**{**vars(system.settings), "lease": lease})
     scheduler = Scheduler(engine, streams, settings)
@@ -46,7 +46,7 @@ def real(engine: Engine, system: System, lease: float) -> Iterator[Scheduler]:
 
 
 def spend(scheduler: Scheduler) -> float:
-    """Tick; return the seconds of the processor that this took."""
+    """Tick; return the CPU seconds that the tick took."""
     began = time.thread_time()
     scheduler.tick()
     return time.thread_time() - began
@@ -67,7 +67,7 @@ def wide(name: str, steps: int) -> Definition:
 
 
 def test_many_large_runs_that_are_pending_begin_tick_by_tick(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a tick does is counted, by a clock that goes only with the work: a busy machine takes any time for it."""
+    """The clock moves only with the tick's work, which is counted: a busy machine takes any time for it."""
     in_time = 2_000
     share = budget.SHARE * system.settings.lease
 
@@ -93,8 +93,8 @@ def test_many_large_runs_that_are_pending_begin_tick_by_tick(system: System, mon
     assert {counter(system, run, "open") for run in runs} == {200}
 
 
-def test_a_join_over_thousands_of_steps_costs_what_its_edges_cost(system: System) -> None:
-    """It took time with the square of their number: of these, more than two seconds."""
+def test_a_join_over_thousands_of_steps_takes_linear_time(system: System) -> None:
+    """The time was quadratic in the number of steps: for these, more than two seconds."""
     steps = wide("", 5_000).steps
     join = Step(name="join", task="join", depends_on=tuple(step.name for step in steps))
     system.app.workflows.apply(Definition(name="join", steps=(*steps, join)), elsewhere=["join"])
@@ -110,7 +110,7 @@ def test_a_join_over_thousands_of_steps_costs_what_its_edges_cost(system: System
     assert longest < 1.2
 
 
-def test_a_run_of_thousands_of_steps_starts_them_slice_by_slice(engine: Engine, system: System) -> None:
+def test_a_wide_run_starts_its_steps_in_slices(engine: Engine, system: System) -> None:
     system.app.workflows.apply(wide("wide", 300))
     small = System(engine, system.redis, Settings(**{**vars(system.settings), "batch": 10}))
     run = small.app.workflows["wide"].start()
@@ -120,7 +120,7 @@ def test_a_run_of_thousands_of_steps_starts_them_slice_by_slice(engine: Engine, 
         small.tick()
         created.append(small.count("tasks"))
     assert created[0] <= 50 < created[2] < 300 == created[-1]
-    small.lead()  # which remembers nothing
+    small.lead()  # a new leader, without memory
     assert counter(system, run, "open") == 300
     small.close()
 
@@ -136,7 +136,7 @@ def test_steps_that_wait_for_room_are_found_by_the_next_leader(engine: Engine, s
     small.close()
 
 
-def test_an_output_of_too_many_values_fails_the_step_that_reads_it(system: System, monkeypatch: Any) -> None:
+def test_a_step_that_reads_too_many_output_values_fails(system: System, monkeypatch: Any) -> None:
     monkeypatch.setattr("orchestrator.scheduler.dag.outputs._MAX_OUTPUTS", 5)
     each = Step(name="each", task="job", parallel=6)
     reads = Step(name="reads", task="job", depends_on=("each",), input={"number": "${each[0]}"})
@@ -152,10 +152,10 @@ def test_an_output_of_too_many_values_fails_the_step_that_reads_it(system: Syste
     assert b"6 values" in bytes(row["state"])
 
 
-def test_children_are_created_slice_by_slice_and_their_workflow_is_read_once_for_each(
+def test_each_slice_of_new_children_reads_their_workflow_once(
     engine: Engine, system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was read, and worked out, for each child: of a thousand that have five hundred steps, longer than a lease."""
+    """The workflow was read and planned for each child: for a thousand children of 500 steps, longer than a lease."""
     reads = 0
     original = workflows.latest
 
@@ -181,8 +181,10 @@ def test_children_are_created_slice_by_slice_and_their_workflow_is_read_once_for
     small.close()
 
 
-def test_a_fan_out_that_goes_on_bit_by_bit_reads_its_list_once(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `concurrency`, it was read from Postgres in every tick in which a task of it ended."""
+def test_a_fan_out_with_limited_concurrency_reads_its_list_once(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `concurrency`, the list was read in every tick in which a task of the step ended."""
     first = Step(name="first", task="job")
     each = Step(
         name="each", task="job", depends_on=("first",), foreach="first", concurrency=2, input={"number": "${item}"}
@@ -214,10 +216,10 @@ def test_a_fan_out_that_goes_on_bit_by_bit_reads_its_list_once(system: System, m
     assert len(reads) <= 2, "to decide how many there are, and to create the first"
 
 
-def test_what_starts_workflows_is_read_without_their_definitions(
+def test_event_triggers_are_matched_without_reading_all_definitions(
     system: System, monkeypatch: Any, worker_of_all: Worker
 ) -> None:
-    """Each apply makes the next end look again; that must not read thousands of large definitions."""
+    """Each apply makes the next end reread the triggers, but not thousands of large definitions."""
     listener = Definition(
         name="listener",
         params={"who": Param(type="string")},
@@ -250,10 +252,11 @@ def worker_of_all(system: System) -> Worker:
     return system.worker()
 
 
-def test_a_run_that_takes_all_the_time_by_itself_is_set_aside(
+def test_a_run_whose_planning_exceeds_the_lease_becomes_stuck(
     engine: Engine, system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Postgres ends the session of a leader that computes for longer than its lease; it learns whom that was for."""
+    """Postgres ends the session of a leader that computes for longer than its lease; the leader learns for which
+    run."""
     system.app.workflows.apply(wide("slow", 3))
     system.app.workflows.apply(wide("quick", 3))
     slow, quick = system.app.workflows["slow"].start(), system.app.workflows["quick"].start()
@@ -270,7 +273,7 @@ def test_a_run_that_takes_all_the_time_by_itself_is_set_aside(
     def tick(leader: Scheduler) -> None:
         try:
             leader.tick()
-        except Exception:  # noqa: BLE001  # as `run` does; where the machine stands still, Postgres ends a session too
+        except Exception:  # noqa: BLE001  # as `run` does; on a frozen machine, Postgres ends a session too
             leader._leadership.disconnect()
             system.expire_lease()
             assert leader._leadership.acquire()
@@ -290,7 +293,7 @@ def test_a_run_that_takes_all_the_time_by_itself_is_set_aside(
 
 
 def _ended_by_postgres(tick: Any) -> Exception:
-    """Do what the next statement does after the session has idled in its transaction for too long."""
+    """Fail as the next statement does after the session has idled in its transaction for too long."""
     try:
         tick.connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
     except Exception as error:  # noqa: BLE001
@@ -301,7 +304,7 @@ def _ended_by_postgres(tick: Any) -> Exception:
 def test_runs_go_on_however_little_time_a_tick_has(
     engine: Engine, system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine may be so busy that the time for planning is over before it begins."""
+    """On a busy machine, the time for planning may be over before planning begins."""
     monkeypatch.setattr("orchestrator.scheduler.budget.SHARE", 0.0)
     chain = Definition(name="chain", steps=(Step(name="a", task="job"), Step(name="b", task="job", depends_on=("a",))))
     system.app.workflows.apply(chain)
@@ -321,7 +324,7 @@ def test_runs_go_on_however_little_time_a_tick_has(
 
 
 def test_expressions_that_take_long_together_are_evaluated_in_several_ticks(system: System) -> None:
-    """Each of them may cost so much; a step is not to blame for what its neighbours cost."""
+    """Each expression may cost this much; a step does not fail for the cost of its neighbors."""
     long = " and ".join(["params.list == params.list"] * 30)
     steps = tuple(Step(name=f"s{number}", task="job", when=f"${{{long}}}") for number in range(8))
     inputs = tuple(Step(name=f"i{number}", task="job", input={"number": f"${{{long}}}"}) for number in range(8))
@@ -337,7 +340,7 @@ def test_expressions_that_take_long_together_are_evaluated_in_several_ticks(syst
     assert counter(system, run, "failed") == 0
 
 
-def test_a_chain_of_steps_that_end_at_once_goes_on_in_the_next_tick(
+def test_a_long_chain_of_empty_steps_continues_in_the_next_tick(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds = 0
@@ -366,7 +369,7 @@ def test_a_chain_of_steps_that_end_at_once_goes_on_in_the_next_tick(
     assert longest <= 250
 
 
-def test_a_run_of_large_inputs_does_not_keep_others_from_starting(system: System, monkeypatch: Any) -> None:
+def test_a_run_with_large_inputs_does_not_delay_other_runs(system: System, monkeypatch: Any) -> None:
     monkeypatch.setattr("orchestrator.scheduler.budget._MAX_DATA", 5_000)
     worker = system.worker(slots=100)
     large = Step(name="each", task="job", parallel=200, input={"number": "x" * 1_000})
@@ -382,8 +385,8 @@ def test_a_run_of_large_inputs_does_not_keep_others_from_starting(system: System
     assert system.count("tasks") + system.count("ended_tasks") < 100, "the large one goes on"
 
 
-def test_runs_whose_hooks_are_given_much_end_one_after_the_other(system: System, monkeypatch: Any) -> None:
-    """Hooks of all that ended in a tick were created in it, whatever their size: Postgres ended its transaction."""
+def test_runs_with_large_hooks_end_over_several_ticks(system: System, monkeypatch: Any) -> None:
+    """One tick created the hooks of all runs that ended in it, whatever their size: Postgres ended its transaction."""
     monkeypatch.setattr("orchestrator.scheduler.budget._MAX_DATA", 20_000)
     monkeypatch.setattr("orchestrator.scheduler.runs.triggers._MAX_HOOK_BYTES", 2_500)
     system.app.workflows.apply(
@@ -414,7 +417,7 @@ def test_runs_whose_hooks_are_given_much_end_one_after_the_other(system: System,
 
 
 def test_runs_with_large_parameters_are_read_a_few_at_once(system: System, monkeypatch: Any) -> None:
-    """However many begin in a tick: they were read, and understood, in one go before somebody looked at the clock."""
+    """All runs that began in a tick were read and decoded in one go, before the clock was checked."""
     monkeypatch.setattr("orchestrator.scheduler.dag.plans._PARAMETER_BYTES_PER_STEP", 1)
     read: list[int] = []
     original = dags.load
@@ -447,13 +450,13 @@ LARGE = b"\xc5" + (10_000).to_bytes(2, "big") + b"x" * 10_000
 
 
 def small_payloads(system: System) -> None:
-    """Let a task be given 50 kB at most."""
+    """Limit the payload of a task to 50 kB."""
     system.settings = Settings(**{**vars(system.settings), "max_payload": 50_000})
     system.lead()
 
 
 def test_steps_that_read_large_outputs_are_created_a_few_at_once(system: System, monkeypatch: Any) -> None:
-    """Each of them alone is no trouble."""
+    """Each step alone is within the limits."""
     small_payloads(system)
     sizes: list[int] = []
     original = dags.outputs
@@ -481,7 +484,7 @@ def test_steps_that_read_large_outputs_are_created_a_few_at_once(system: System,
     assert max(sizes) <= 20 * 50_000
 
 
-def test_a_join_that_reads_more_than_can_be_read_fails_and_says_so(system: System) -> None:
+def test_a_join_whose_inputs_are_too_large_fails_with_the_reason(system: System) -> None:
     small_payloads(system)
     each = Step(name="each", task="job", parallel=300)
     join = Step(name="join", task="job", depends_on=("each",), input={"number": "${len(each)}"})

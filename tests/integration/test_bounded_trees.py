@@ -1,4 +1,5 @@
-"""However wide a tree of runs grows, a tick makes and cancels so many of its runs, and other trees go on beside it."""
+"""However wide a tree of runs grows, a tick creates and cancels a bounded number of its runs, and other trees
+progress."""
 
 from __future__ import annotations
 
@@ -35,28 +36,28 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ticks have no time at all."""
+    """Leave ticks no time at all."""
     monkeypatch.setattr("orchestrator.scheduler.budget.SHARE", 0.0)
 
 
 def start(system: System, name: str, **params: Any) -> RunHandle[Any]:
-    """Start a run that is the first of a tree of its own: those of one millisecond count as one."""
+    """Start a run as the root of its own tree: runs of one millisecond count as one tree."""
     began = time.time_ns() // 1_000_000
     while time.time_ns() // 1_000_000 == began:
         pass
     return system.app.workflows[name].start(**params)
 
 
-def number(system: System, where: str, **values: Any) -> int:
+def count_runs(system: System, where: str, **values: Any) -> int:
     return int(system.sql(f"SELECT count(*) AS count FROM orchestrator.runs WHERE {where}", **values)[0]["count"])
 
 
 def children(system: System, run: RunHandle[Any]) -> int:
-    return number(system, "parent_run = CAST(:id AS uuid)", id=run.id)
+    return count_runs(system, "parent_run = CAST(:id AS uuid)", id=run.id)
 
 
 @pytest.mark.parametrize(("has_time", "most"), [(True, MOST), (False, NEXT)])
-def test_a_tree_grows_by_so_many_runs_in_a_tick(
+def test_a_tree_grows_by_a_bounded_number_of_runs_per_tick(
     system: System, monkeypatch: pytest.MonkeyPatch, has_time: bool, most: int
 ) -> None:
     if not has_time:
@@ -76,16 +77,16 @@ def test_a_tree_grows_by_so_many_runs_in_a_tick(
 
 
 @pytest.mark.parametrize("has_time", [True, False])
-def test_every_tree_gets_children_whatever_those_before_it_take(
+def test_every_tree_gets_children_even_behind_many_wide_trees(
     system: System, monkeypatch: pytest.MonkeyPatch, has_time: bool
 ) -> None:
-    """More trees than there is room for, and the last of them needs one child alone."""
+    """There are more trees than capacity, and the last one needs a single child."""
     if not has_time:
         hurry(monkeypatch)
     apply(system, LEAF, FAN, SINGLE)
     trees = [start(system, "fan") for _ in range(15)]
     last = start(system, "single")
-    for _ in range(4):  # the first finds out how large the definitions are
+    for _ in range(4):  # the first tick measures the definitions
         before = [children(system, tree) for tree in trees]
         system.tick()
         assert sum(children(system, tree) for tree in trees) < sum(before) + 2 * MOST + NEXT + len(trees)
@@ -93,8 +94,10 @@ def test_every_tree_gets_children_whatever_those_before_it_take(
     assert all(children(system, tree) > many for tree, many in zip(trees, before, strict=True))
 
 
-def test_a_tree_whose_children_cannot_be_created_is_found(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was rolled back with it has taken no room from those among which it is looked for."""
+def test_only_the_tree_whose_children_cannot_be_created_becomes_stuck(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rolled-back children take no capacity from the trees that are searched for the culprit."""
     apply(system, LEAF, FAN)
     bad, good = start(system, "fan"), start(system, "fan")
 
@@ -110,18 +113,18 @@ def test_a_tree_whose_children_cannot_be_created_is_found(system: System, monkey
     assert row(system, good)["stuck"] is None
 
 
-def test_a_tree_is_cancelled_some_at_once(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_is_cancelled_over_several_ticks(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     apply(system, LEAF, FAN)
     run = start(system, "fan", width=40)
-    system.tick_until(lambda: number(system, "status = 'running'") == 41)
+    system.tick_until(lambda: count_runs(system, "status = 'running'") == 41)
     hurry(monkeypatch)
     run.cancel()
     marked: list[int] = []
     for _ in range(200):
-        before = number(system, "cancelling")
+        before = count_runs(system, "cancelling")
         system.tick()
-        marked.append(number(system, "cancelling") - before)
-        if number(system, "ended_at IS NULL") == 0:
+        marked.append(count_runs(system, "cancelling") - before)
+        if count_runs(system, "ended_at IS NULL") == 0:
             break
-    assert number(system, "status = 'cancelled'") == 41
+    assert count_runs(system, "status = 'cancelled'") == 41
     assert max(marked) == 5 + 1, "and the first of them, when it was asked"

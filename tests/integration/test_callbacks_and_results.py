@@ -1,4 +1,4 @@
-"""What follows an end: callbacks, results for many at once; and where tasks go."""
+"""Callbacks and results of ended tasks, many results at once, and routes to queues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Declined(Exception):
         self.code, self.text = code, text
 
 
-def test_attributes_of_an_exception_reach_who_asks(system: System) -> None:
+def test_attributes_of_an_exception_reach_the_caller(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch(retries=0)
     (task,) = worker.take()
@@ -52,7 +52,7 @@ def test_attributes_of_an_exception_reach_who_asks(system: System) -> None:
 # -- results of a run
 
 
-def test_a_run_that_failed_in_part_gives_what_there_is(system: System) -> None:
+def test_a_partly_failed_run_returns_its_results_and_errors(system: System) -> None:
     worker = system.worker(slots=4)
     run = system.app.start_many(system.job, range(4), name="partly")
     assert run.status() == "pending"
@@ -89,7 +89,7 @@ def test_a_run_that_failed_in_part_gives_what_there_is(system: System) -> None:
 # -- callbacks
 
 
-def test_a_success_is_followed_by_a_task_with_its_result(system: System, follower: Any) -> None:
+def test_a_success_callback_receives_the_result(system: System, follower: Any) -> None:
     worker = system.worker(knows=["job", "follower"])
     system.dispatch(on_success=follower.options(priority=7))
     (task,) = worker.take()
@@ -97,20 +97,20 @@ def test_a_success_is_followed_by_a_task_with_its_result(system: System, followe
     system.tick()
     (follow,) = worker.take()
     assert (follow.name, decode_value(follow.payload)) == ("follower", [[{"a": [1, 2]}], {}])
-    worker.report(Succeeded(task.id, 1, 0.1, b"\xc0"))  # sent again
+    worker.report(Succeeded(task.id, 1, 0.1, b"\xc0"))  # duplicate
     system.pass_seconds()
     assert system.count("tasks") == 1
     assert system.sql("SELECT priority FROM orchestrator.tasks")[0]["priority"] == 7
 
 
-def test_a_failure_for_good_is_followed_by_a_task_with_the_failure(system: System, follower: Any) -> None:
+def test_a_failure_callback_receives_the_final_failure(system: System, follower: Any) -> None:
     worker = system.worker(knows=["job", "follower"])
     (handle,) = system.dispatch(on_failure=[follower, follower], retries=1)
     (task,) = worker.take()
     worker.report(Failed(task.id, 1, 0.1, TaskError("ValueError", "first"), delay=0.0))
     again: list[Any] = []
     system.tick_until(lambda: again.extend(worker.take()) or again)
-    assert (len(again), again[0].name) == (1, "job")  # it is tried again: nothing follows yet
+    assert (len(again), again[0].name) == (1, "job")  # the task is retried: no callback yet
     worker.report(Failed(task.id, 2, 0.1, TaskError("ValueError", "last", "at line 3", '{"code":7}')))
     system.tick()
     follows = worker.take()
@@ -121,7 +121,7 @@ def test_a_failure_for_good_is_followed_by_a_task_with_the_failure(system: Syste
     assert failure == {name: getattr(expected, name) for name in TaskFailure.__struct_fields__}
 
 
-def test_what_expires_is_followed_and_what_is_cancelled_is_not(system: System, follower: Any) -> None:
+def test_expiry_runs_the_failure_callback_but_cancellation_does_not(system: System, follower: Any) -> None:
     expired = system.job.options(expires=5, on_failure=follower).enqueue()
     cancelled = system.job.options(on_failure=follower, on_success=follower).enqueue()
     cancelled.cancel()
@@ -144,7 +144,7 @@ def test_callbacks_stay_with_a_task_that_is_retried_by_hand(system: System, foll
     assert [task.name for task in worker.take()] == ["follower"]
 
 
-def test_callbacks_that_are_refused(system: System) -> None:
+def test_invalid_callbacks_are_rejected(system: System) -> None:
     keyed = system.app.task(name="keyed", unique_key=lambda what: what)(lambda what: what)
     with pytest.raises(InvalidTask, match="Option on_failure: expected a task, or a list of tasks, found 'mail'"):
         system.job.options(on_failure="mail")
@@ -153,7 +153,7 @@ def test_callbacks_that_are_refused(system: System) -> None:
     assert system.count("tasks") == 0
 
 
-def test_who_needs_a_result_cannot_follow_a_task_that_keeps_none(system: System) -> None:
+def test_a_callback_that_needs_a_result_requires_a_stored_result(system: System) -> None:
     def needs(what: int) -> None: ...
     def takes_none(what: int | None) -> None: ...
 
@@ -167,7 +167,7 @@ def test_who_needs_a_result_cannot_follow_a_task_that_keeps_none(system: System)
 # -- many results
 
 
-def test_as_they_end(system: System) -> None:
+def test_as_completed_yields_tasks_in_order_of_completion(system: System) -> None:
     worker = system.worker(slots=100)
     handles = system.dispatch(50)
     tasks = worker.take()
@@ -186,7 +186,7 @@ def test_as_they_end(system: System) -> None:
     assert len(by_id) == 50
 
 
-def test_in_order_and_with_or_without_failures(system: System) -> None:
+def test_gather_returns_results_in_order_and_optionally_failures(system: System) -> None:
     worker = system.worker()
     handles = system.dispatch(3)
     tasks = {task.id: task for task in worker.take()}
@@ -201,7 +201,7 @@ def test_in_order_and_with_or_without_failures(system: System) -> None:
         gather(handles, timeout=10)
 
 
-def test_a_timeout_says_how_many_are_missing(system: System) -> None:
+def test_a_wait_timeout_says_how_many_tasks_are_missing(system: System) -> None:
     handles = [system.job.enqueue(number) for number in range(3)]
     handles[0].cancel()
     system.pass_seconds()

@@ -1,4 +1,4 @@
-"""Tasks that are cancelled, wherever they stand."""
+"""Cancelling tasks in every state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.transport.codec import (
 from tests.integration.stage import KEYS, System, raw
 
 
-def test_cancel_while_pending(system: System) -> None:
+def test_a_cancelled_pending_task_is_never_dispatched(system: System) -> None:
     handle = system.job.enqueue()
     handle.cancel()
     system.pass_seconds()
@@ -38,8 +38,8 @@ def test_cancelling_twice_is_no_error(system: System) -> None:
     assert system.count("inbox") == 0
 
 
-def test_what_had_started_or_ended_when_the_leader_comes_to_the_wish_is_told_apart(system: System) -> None:
-    """The request is stored when `cancel` returns; what happens before the leader applies it counts."""
+def test_a_pending_cancel_applies_to_started_but_not_to_ended_tasks(system: System) -> None:
+    """`cancel` stores a request; reports that the leader applies before that request count."""
     worker = system.worker()
     ended, started = system.dispatch(2)
     first, second = worker.take()
@@ -54,7 +54,7 @@ def test_what_had_started_or_ended_when_the_leader_comes_to_the_wish_is_told_apa
     assert system.states(ended, started) == ["success", "cancelled"]
 
 
-def test_cancel_while_dispatched_takes_the_message_back(system: System) -> None:
+def test_cancelling_a_dispatched_task_removes_its_message(system: System) -> None:
     worker = system.worker()
     handle, other = system.dispatch(2)
     handle.cancel()
@@ -63,9 +63,9 @@ def test_cancel_while_dispatched_takes_the_message_back(system: System) -> None:
     assert [task.id for task in worker.take()] == [raw(other)]
 
 
-def test_cancel_of_one_in_a_bundle_leaves_its_neighbours(system: System) -> None:
+def test_cancelling_a_bundled_task_leaves_its_neighbors(system: System) -> None:
     worker = system.worker(slots=1)
-    system.scheduler.term.dispatcher.windows.rates["default"] = 1_000.0  # a fast queue is bundled
+    system.scheduler.term.dispatcher.windows.rates["default"] = 1_000.0  # a fast queue sends bundles
     handles = system.dispatch(6)
     assert system.redis.xlen(KEYS.queue(system.generation, "default")) == 1
     handles[2].cancel()
@@ -75,7 +75,7 @@ def test_cancel_of_one_in_a_bundle_leaves_its_neighbours(system: System) -> None
     assert system.states(*handles) == ["success"] * 2 + ["cancelled"] + ["success"] * 3
 
 
-def test_cancel_while_running_stops_the_worker_and_its_report_counts_no_more(system: System) -> None:
+def test_cancelling_a_running_task_stops_its_worker_and_ignores_its_report(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
     (task,) = worker.take()
@@ -87,7 +87,7 @@ def test_cancel_while_running_stops_the_worker_and_its_report_counts_no_more(sys
     stop = Order(stop=[Attempt(task.id, 1)])
     assert worker.orders() == [stop]
     system.pass_seconds(2)
-    assert worker.orders() == [stop, stop]  # repeated while the heartbeat lists it
+    assert worker.orders() == [stop, stop]  # repeated while heartbeats list the task
     worker.succeed(task)
     system.pass_seconds(2)
     assert handle.status() == "cancelled"
@@ -96,8 +96,8 @@ def test_cancel_while_running_stops_the_worker_and_its_report_counts_no_more(sys
     assert worker.orders() == []
 
 
-def test_requests_are_applied_in_the_order_in_which_they_came(system: System) -> None:
-    """Retry, then cancel: what was opened again is cancelled."""
+def test_requests_are_applied_in_order_of_arrival(system: System) -> None:
+    """Retry, then cancel: the reopened task is cancelled."""
     worker = system.worker()
     (handle,) = system.dispatch()
     worker.fail(*worker.take())
@@ -109,7 +109,7 @@ def test_requests_are_applied_in_the_order_in_which_they_came(system: System) ->
     assert system.count("inbox") == 0
 
 
-def test_requests_for_what_does_not_exist_or_has_ended_do_nothing(system: System) -> None:
+def test_requests_for_missing_or_ended_targets_do_nothing(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
     worker.succeed(*worker.take())

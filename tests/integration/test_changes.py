@@ -1,4 +1,4 @@
-"""What the leader writes down for people who watch: everything that moves, while somebody listens, and nothing else."""
+"""The leader's change log for watchers: complete while somebody listens, and not written otherwise."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.integration.stage import ERROR, KEYS, ONE, System, engine, system  # 
 __all__ = ["engine", "system"]
 
 
-def told(redis: Redis) -> list[Changes]:
+def logged_changes(redis: Redis) -> list[Changes]:
     entries: Any = redis.xrange(KEYS.changes)
     return [entry.changes for entry in read_entries(KEYS, entries)]
 
 
-def firsts(redis: Redis) -> list[str]:
+def first_entry_ids(redis: Redis) -> list[str]:
     entries: Any = redis.xrange(KEYS.changes)
     return [entry.id for entry in read_entries(KEYS, entries) if entry.changes.is_first]
 
 
 def watch(system: System) -> Follower:
-    """Begin to listen, and let the leader know."""
+    """Start a follower, and tell the leader."""
     follower = Follower(system.redis, KEYS)
     follower.begin()
     system.pass_seconds()
@@ -36,8 +36,8 @@ def watch(system: System) -> Follower:
     return follower
 
 
-def test_with_nobody_listening_nothing_is_written(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(change_log, "TaskChange", None)  # so that building one would fail
+def test_without_listeners_no_changes_are_written(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_log, "TaskChange", None)  # building a change would fail
     worker = system.worker()
     system.dispatch(3)
     worker.report(*(Succeeded(task.id, task.attempt, 0.1, ONE) for task in worker.take()))
@@ -45,10 +45,10 @@ def test_with_nobody_listening_nothing_is_written(system: System, monkeypatch: p
     assert not system.redis.exists(KEYS.changes)
 
 
-def test_what_moves_is_told_from_a_first_entry_on(system: System) -> None:
+def test_task_changes_are_logged_after_a_first_entry(system: System) -> None:
     worker = system.worker("w1")
     watch(system)
-    first, *rest = told(system.redis)
+    first, *rest = logged_changes(system.redis)
     assert (first.is_first, first.generation, rest) == (True, system.generation, [])
     (handle,) = system.dispatch()
     (task,) = worker.take()
@@ -56,14 +56,14 @@ def test_what_moves_is_told_from_a_first_entry_on(system: System) -> None:
     system.tick()
     worker.report(Succeeded(task.id, task.attempt, 0.1, ONE))
     system.tick()
-    moves = [move for entry in told(system.redis) for move in entry.tasks]
+    moves = [move for entry in logged_changes(system.redis) for move in entry.tasks]
     assert [(move.status, move.name, move.queue, move.attempt, move.run) for move in moves] == [
         (status, "job", "default", 1, None) for status in ("dispatched", "running", "success")
     ]
     assert {move.id.hex() for move in moves} == {handle.id.replace("-", "")}
 
 
-def test_runs_workers_and_queues_are_told_of(system: System) -> None:
+def test_changes_of_runs_workers_and_queues_are_logged(system: System) -> None:
     watch(system)
     worker = system.worker("w1")
     system.pass_seconds()
@@ -75,7 +75,7 @@ def test_runs_workers_and_queues_are_told_of(system: System) -> None:
     system.tick()
     worker.die()
     system.pass_seconds(2)
-    entries = told(system.redis)
+    entries = logged_changes(system.redis)
     runs = [change for entry in entries for change in entry.runs]
     assert {change.id.hex() for change in runs} == {run.id.replace("-", "")}
     assert [change.status for change in runs if change.status][-1] == "success"
@@ -83,7 +83,7 @@ def test_runs_workers_and_queues_are_told_of(system: System) -> None:
     assert [(w.id, w.state) for entry in entries for w in entry.workers] == [("w1", "live"), ("w1", "gone")]
 
 
-def test_a_retry_goes_back_to_pending_and_on(system: System) -> None:
+def test_a_retry_is_logged_as_a_change_to_pending(system: System) -> None:
     worker = system.worker()
     watch(system)
     system.job.options(retries=1).enqueue()
@@ -91,12 +91,12 @@ def test_a_retry_goes_back_to_pending_and_on(system: System) -> None:
     (task,) = worker.take()
     worker.report(Failed(task.id, task.attempt, 0.1, ERROR, retryable=True))
     system.tick()
-    moves = [move.status for entry in told(system.redis) for move in entry.tasks]
+    moves = [move.status for entry in logged_changes(system.redis) for move in entry.tasks]
     assert moves[:2] == ["dispatched", "pending"]
 
 
-def test_another_leader_begins_with_a_first_entry(system: System) -> None:
-    """The one before may have died between a commit and its publication."""
+def test_a_new_leader_writes_a_first_entry(system: System) -> None:
+    """The previous leader may have died between a commit and its publication."""
     worker = system.worker()
     watch(system)
     system.dispatch()
@@ -104,16 +104,16 @@ def test_another_leader_begins_with_a_first_entry(system: System) -> None:
     worker.report(Succeeded(task.id, task.attempt, 0.1, ONE))
     system.scheduler.term.link.publish = lambda *_, **__: None  # type: ignore[method-assign]
     system.tick()
-    assert all(move.status != "success" for entry in told(system.redis) for move in entry.tasks)
+    assert all(move.status != "success" for entry in logged_changes(system.redis) for move in entry.tasks)
     system.lead()
     system.pass_seconds()
-    assert told(system.redis)[-1].is_first
+    assert logged_changes(system.redis)[-1].is_first
 
 
-def test_what_redis_did_not_take_makes_the_next_entry_a_first_one(system: System) -> None:
+def test_after_a_failed_write_the_next_entry_is_a_first_entry(system: System) -> None:
     system.worker()
     watch(system)
-    before = firsts(system.redis)
+    before = first_entry_ids(system.redis)
     system.redis.config_set("maxmemory", 1)
     try:
         system.job.enqueue()
@@ -121,13 +121,13 @@ def test_what_redis_did_not_take_makes_the_next_entry_a_first_one(system: System
     finally:
         system.redis.config_set("maxmemory", 0)
     system.pass_seconds(2)
-    assert [entry for entry in firsts(system.redis) if entry not in before]
+    assert [entry for entry in first_entry_ids(system.redis) if entry not in before]
     system.dispatch()
-    assert [move.status for move in told(system.redis)[-1].tasks] == ["dispatched"]
+    assert [move.status for move in logged_changes(system.redis)[-1].tasks] == ["dispatched"]
 
 
 @pytest.mark.parametrize("rubbish", ["string", "last entry"])
-def test_a_stream_that_somebody_has_spoilt_is_begun_anew(system: System, rubbish: str) -> None:
+def test_a_corrupt_change_stream_is_recreated(system: System, rubbish: str) -> None:
     system.worker()
     watch(system)
     generation = system.generation
@@ -137,24 +137,24 @@ def test_a_stream_that_somebody_has_spoilt_is_begun_anew(system: System, rubbish
     else:
         system.redis.xadd(KEYS.changes, {"d": b""}, id=f"{2**64 - 1}-{2**64 - 1}")
     system.dispatch()
-    assert [move.status for entry in told(system.redis) for move in entry.tasks] == ["dispatched"]
+    assert [move.status for entry in logged_changes(system.redis) for move in entry.tasks] == ["dispatched"]
     assert system.generation == generation
 
 
-def test_when_nobody_listens_any_more_it_ends(system: System) -> None:
+def test_logging_stops_without_listeners_and_resumes_with_a_first_entry(system: System) -> None:
     system.worker()
     watch(system)
     assert 0 < system.redis.ttl(KEYS.watched) <= WATCHED_TTL
     system.redis.delete(KEYS.watched)
     system.pass_seconds()
-    before = len(told(system.redis))
+    before = len(logged_changes(system.redis))
     system.dispatch()
-    assert len(told(system.redis)) == before
+    assert len(logged_changes(system.redis)) == before
     watch(system)
-    assert told(system.redis)[-1].is_first
+    assert logged_changes(system.redis)[-1].is_first
 
 
-def test_few_bytes_are_kept(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_change_log_is_trimmed_to_a_byte_limit(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change_log, "_MAX_LOG_BYTES", 5_000)
     worker = system.worker(slots=100)
     watch(system)
@@ -169,7 +169,7 @@ def test_few_bytes_are_kept(system: System, monkeypatch: pytest.MonkeyPatch) -> 
 # -- the listener's side
 
 
-def test_a_follower_hears_what_comes_and_says_when_it_has_missed_something(system: System) -> None:
+def test_a_follower_receives_changes_and_notices_gaps(system: System) -> None:
     system.worker()
     follower = watch(system)
     system.dispatch()
@@ -184,7 +184,7 @@ def test_a_follower_hears_what_comes_and_says_when_it_has_missed_something(syste
     assert system.redis.xlen(KEYS.nudges) == nudges + 1, "the leader is to look at once"
 
 
-def test_what_stands_behind_an_entry_can_be_read_again(system: System) -> None:
+def test_past_entries_of_the_change_log_can_be_read_again(system: System) -> None:
     system.worker()
     watch(system)
     system.dispatch()
@@ -201,7 +201,7 @@ def test_what_stands_behind_an_entry_can_be_read_again(system: System) -> None:
     assert not find_entries(system.redis, KEYS, [ids[0]])
 
 
-def test_rubbish_in_the_streams_is_a_gap(system: System) -> None:
+def test_corrupt_entries_count_as_a_gap(system: System) -> None:
     follower = watch(system)
     system.redis.xadd(KEYS.changes, {"d": b"rubbish"})
     system.redis.xadd(KEYS.spoken, {"d": b"rubbish"})
@@ -210,7 +210,7 @@ def test_rubbish_in_the_streams_is_a_gap(system: System) -> None:
 
 
 @pytest.mark.long
-def test_where_too_many_have_spoken_any_may_have(system: System) -> None:
+def test_a_full_stream_of_log_announcements_misses_no_task(system: System) -> None:
     follower = watch(system)
     pipeline = system.redis.pipeline()
     for number in range(SPOKEN_CAP):

@@ -1,4 +1,4 @@
-"""Runs that start runs: how deep and how many, a cancel that wins against them, and runs that wait for themselves."""
+"""Runs that start runs: limits on depth and number, cancels of a tree, and runs that wait for themselves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def leader(engine: sqlalchemy.Engine, system: System) -> Iterator[Scheduler]:
         yield leader
 
 
-def limited(system: System, **settings: Any) -> None:
+def lead_with(system: System, **settings: Any) -> None:
     system.settings = dataclasses.replace(system.settings, **settings)
     system.lead()
 
@@ -51,8 +51,8 @@ tasks:
 """
 
 
-def test_runs_start_each_other_only_so_deep(system: System) -> None:
-    limited(system, max_depth=5)
+def test_the_depth_of_child_runs_is_limited(system: System) -> None:
+    lead_with(system, max_depth=5)
     run = begin(system, NEST)
     tick_until_ended(system, run)
     assert run.progress().status == "failed"
@@ -66,8 +66,8 @@ def test_runs_start_each_other_only_so_deep(system: System) -> None:
     )
 
 
-def test_a_run_has_only_so_many_below_it(system: System) -> None:
-    limited(system, max_descendants=20)
+def test_the_number_of_descendants_is_limited(system: System) -> None:
+    lead_with(system, max_descendants=20)
     run = begin(system, NEST, list=[1, 2, 3])
     tick_until_ended(system, run)
     assert run.progress().status == "failed"
@@ -80,8 +80,8 @@ def test_a_run_has_only_so_many_below_it(system: System) -> None:
     assert any("at most 20 are allowed below one run" in str(reason) for reason in reasons)
 
 
-def test_ends_that_start_runs_end(system: System) -> None:
-    limited(system, max_depth=3)
+def test_runs_triggered_by_ends_stop_at_the_depth_limit(system: System) -> None:
+    lead_with(system, max_depth=3)
     on = "on: [{{workflow: {0}, state: ended, filter: \"${{event.state != 'never'}}\"}}]\ntasks: {{a: {{task: job}}}}"
     apply(system, "name: ping\n" + on.format("pong"), "name: pong\n" + on.format("ping"))
     worker = system.worker()
@@ -98,7 +98,7 @@ def test_ends_that_start_runs_end(system: System) -> None:
     ]
 
 
-def test_runs_that_start_each_other_are_stopped_by_deleting_their_workflow(system: System) -> None:
+def test_deleting_a_workflow_stops_runs_that_trigger_each_other(system: System) -> None:
     on = "on: [{{workflow: {0}, state: ended, filter: \"${{event.state != 'never'}}\"}}]\ntasks: {{a: {{task: job}}}}"
     apply(system, "name: ping\n" + on.format("pong"), "name: pong\n" + on.format("ping"))
     worker = system.worker()
@@ -119,8 +119,8 @@ def test_runs_that_start_each_other_are_stopped_by_deleting_their_workflow(syste
         system.app.workflows["pong"].delete()
 
 
-def test_a_cancel_of_the_first_run_wins(system: System) -> None:
-    """However many runs are made in each tick."""
+def test_cancelling_the_root_run_stops_a_growing_tree(system: System) -> None:
+    """However many runs a tick creates."""
     run = begin(system, NEST, list=[1, 2, 3])
     system.pass_seconds(5)
     many = system.count("runs")
@@ -137,10 +137,10 @@ def open_runs(system: System) -> int:
     return int(system.sql("SELECT count(*) AS count FROM orchestrator.runs WHERE ended_at IS NULL")[0]["count"])
 
 
-def test_a_run_among_the_many_of_another_tree_begins_at_once(system: System) -> None:
-    """The ids of a tree sort before those of whatever is started after its root."""
+def test_a_new_run_begins_at_once_beside_a_large_tree(system: System) -> None:
+    """The ids of a tree sort before those of runs that start after its root."""
     apply(system, "name: small\ntasks: {a: {task: job}, b: {workflow: one}}", "name: one\ntasks: {a: {task: job}}")
-    limited(system, batch=20)
+    lead_with(system, batch=20)
     worker = system.worker()
     run = begin(system, NEST, list=[1, 2, 3])
     system.pass_seconds(8)
@@ -154,8 +154,8 @@ def test_a_run_among_the_many_of_another_tree_begins_at_once(system: System) -> 
 
 
 def test_many_trees_take_turns(system: System) -> None:
-    """Not only the oldest are served, where there are more of them than runs begin in one tick."""
-    limited(system, batch=5)
+    """More trees wait than runs begin in one tick, and not only the oldest trees are served."""
+    lead_with(system, batch=5)
     apply(system, NEST, "name: one\ntasks: {a: {task: job}}")
     worker = system.worker()
     for _ in range(12):
@@ -170,10 +170,10 @@ def test_many_trees_take_turns(system: System) -> None:
         assert looks <= 4
 
 
-def test_what_waits_to_be_told_is_told_by_turns(
+def test_pending_changes_of_trees_are_processed_in_turns(
     system: System, leader: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where time is short, the ends of a large tree wait, and the end of a small run does not wait for them."""
+    """When time is short, the ends in a large tree wait, and the end of a small run does not wait for them."""
     apply(
         system,
         "name: leaf\ntasks: {a: {task: job}, b: {task: job, depends_on: [a]}}",
@@ -199,13 +199,13 @@ def test_what_waits_to_be_told_is_told_by_turns(
     assert system.count("untold") > 50, "the large tree waits"
 
 
-def test_who_came_first_begins_first_whatever_tree_it_belongs_to(system: System, leader: Scheduler) -> None:
+def test_runs_begin_in_order_of_their_start_across_trees(system: System, leader: Scheduler) -> None:
     apply(
         system,
         "name: other\ntasks: {a: {task: job}}",
         "name: line\nconcurrency: 1\ntasks: {a: {task: job}}",
     )
-    # Those of one millisecond count as one tree, of which one begins before the second of any.
+    # Runs of one millisecond count as one tree, and each tree begins one run before any begins a second.
     began = [("01a1e1d4-cb84-7000", "other"), ("01a1e1d4-cb84-7001", "line"), ("01a1e1d4-cd7e-7000", "line")]
     with system.engine.begin() as connection:
         for prefix, name in began:
@@ -251,7 +251,7 @@ def test_a_run_that_is_being_cancelled_starts_nothing_more(system: System) -> No
     run = begin(system, f"name: chain\ntasks: {{a: {{task: job}}, {below}}}")
     (task,) = worker.take()
     run.cancel()
-    worker.succeed(task)  # which is applied before the request
+    worker.succeed(task)  # applied before the cancel request
     system.pass_seconds(3)
     assert run.progress().status == "cancelled"
     assert worker.take() == []
@@ -259,8 +259,8 @@ def test_a_run_that_is_being_cancelled_starts_nothing_more(system: System) -> No
     assert open_runs(system) == 0
 
 
-def test_a_tree_whose_time_was_up_is_retried_where_it_was(system: System) -> None:
-    """The runs below were cancelled with it, whatever they were in the middle of."""
+def test_a_timed_out_tree_is_retried_where_it_stopped(system: System) -> None:
+    """The timeout cancelled the child runs in whatever state they were."""
     apply(
         system,
         "name: leaf\nparams: {n: {}}\ntasks: {a: {task: job}, b: {task: job, depends_on: [a]}}",
@@ -290,7 +290,7 @@ def test_a_tree_whose_time_was_up_is_retried_where_it_was(system: System) -> Non
 
 
 def play_code(system: System, engine: Engine, worker: Worker) -> None:
-    """Let the code of all runs take its turns, until there is nothing more to do."""
+    """Take the turns of all code until no turn is left."""
     system.pass_seconds(2)
     while turns := worker.take():
         worker.report(*(act(engine, turn) for turn in turns))
@@ -298,9 +298,9 @@ def play_code(system: System, engine: Engine, worker: Worker) -> None:
 
 
 @pytest.mark.parametrize(("settings", "runs"), [({"max_depth": 4}, 5), ({"max_descendants": 6}, 4)])
-def test_code_starts_itself_only_so_often(system: System, settings: dict[str, int], runs: int) -> None:
-    """As deep as it may, in a chain that continues once in each run; or as many as it may, three at a time."""
-    limited(system, **settings)
+def test_a_recursive_code_workflow_stops_at_its_limits(system: System, settings: dict[str, int], runs: int) -> None:
+    """Either as deep as allowed, with one continuation in each run, or as many as allowed, three at a time."""
+    lead_with(system, **settings)
     width = 3 if "max_descendants" in settings else 1
 
     @system.app.workflow(name="forks")
@@ -320,7 +320,7 @@ def test_code_starts_itself_only_so_often(system: System, settings: dict[str, in
     assert max(row["depth"] for row in begun) <= settings.get("max_depth", 100)
 
 
-# -- what can never end is refused
+# -- endless recursion is rejected
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_code_starts_itself_only_so_often(system: System, settings: dict[str, in
         ),
     ],
 )
-def test_a_workflow_that_starts_itself_for_ever_is_refused(system: System, texts: list[str], message: str) -> None:
+def test_a_workflow_that_starts_itself_forever_is_rejected(system: System, texts: list[str], message: str) -> None:
     *first, last = [text.replace("{A}", "tasks: {a: {task: job}}") for text in texts]
     apply(system, *first)
     with pytest.raises(InvalidWorkflow) as caught:
@@ -374,7 +374,7 @@ def test_a_workflow_that_may_start_itself_is_accepted(system: System, text: str)
 # -- runs that wait for themselves
 
 
-def test_a_run_whose_child_waits_for_it_fails_and_says_so(system: System) -> None:
+def test_a_child_that_waits_for_its_ancestors_limit_fails(system: System) -> None:
     worker = system.worker()
     apply(system, "name: inner\nconcurrency: {limit: 1, key: x}\ntasks: {go: {workflow: outer, input: {deep: true}}}")
     run = begin(
@@ -394,7 +394,7 @@ def test_a_run_whose_child_waits_for_it_fails_and_says_so(system: System) -> Non
     assert again.progress().status == "success", "the limit is free again"
 
 
-def test_runs_whose_children_wait_for_each_other_do_not_wait_for_ever(system: System) -> None:
+def test_a_deadlock_of_runs_over_a_limit_is_broken(system: System) -> None:
     text = (
         "name: pair\nconcurrency: 2\nparams: {deep: {default: 0}}\n"
         "tasks: {b: {workflow: pair, when: 'params.deep < 1', input: {deep: 1}}}"
@@ -407,7 +407,7 @@ def test_runs_whose_children_wait_for_each_other_do_not_wait_for_ever(system: Sy
 
 
 @pytest.mark.usefixtures("in_empty_folder")
-def test_a_run_that_waits_for_its_limit_says_for_whom(system: System) -> None:
+def test_a_run_that_waits_for_its_limit_names_the_holder(system: System) -> None:
     def run(*words: str) -> str:
         return CliRunner().invoke(main, words).stdout
 

@@ -1,4 +1,4 @@
-"""The command line against real Postgres and Redis: what it reads, what it writes, and how it fails."""
+"""The command line against real Postgres and Redis: its reads, its writes and its failures."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Story:
         return task.id
 
     def claimed(self, *arguments: Any, **options: Any) -> bytes:
-        task = self.new(*arguments, priority=100, **options)  # before all others
+        task = self.new(*arguments, priority=100, **options)  # claimed first
         claimed = claims.claim(self.connection, {self.queue: 1}, self.now)
         assert [found.id for found in claimed] == [task]
         return task
@@ -176,7 +176,7 @@ def test_filters_narrow_a_list(engine: Engine, read: Callable[..., Any]) -> None
     assert found("--name", "shop.other", "--status", "pending") == set()
 
 
-def test_tasks_are_found_by_when_and_how_they_ended(
+def test_tasks_are_filtered_by_end_time_and_error(
     engine: Engine, run: Callable[..., Result], read: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with story(engine, "ends") as tale:
@@ -211,7 +211,7 @@ def test_tasks_are_found_by_when_and_how_they_ended(
 
 
 def test_searches_by_end_use_an_index(connection: Connection) -> None:
-    connection.exec_driver_sql("SET LOCAL enable_seqscan = off")  # as in a table with more than a few rows
+    connection.exec_driver_sql("SET LOCAL enable_seqscan = off")  # as in a large table
     for wanted, index in (
         (TaskFilter(since=datetime.now(UTC)), "ended_tasks_by_time"),
         (TaskFilter(error="x"), "ended_tasks_not_success"),
@@ -230,7 +230,7 @@ def test_searches_by_end_use_an_index(connection: Connection) -> None:
     connection.rollback()
 
 
-def test_a_task_that_waits_for_its_next_try_says_which(engine: Engine, run: Callable[..., Result]) -> None:
+def test_a_task_that_waits_for_a_retry_shows_its_next_attempt(engine: Engine, run: Callable[..., Result]) -> None:
     with story(engine, "tries") as tale:
         task = tale.claimed("a.png")
         transitions.requeue(tale.connection, [Requeue(task, 1, 60.0, failures=1)], tale.now)
@@ -238,7 +238,7 @@ def test_a_task_that_waits_for_its_next_try_says_which(engine: Engine, run: Call
         assert re.search(r"pending \(try 2 in \d+s\)", run("tasks", *words).output)
 
 
-def test_a_list_goes_back_page_by_page(engine: Engine, read: Callable[..., Any]) -> None:
+def test_a_task_list_is_read_page_by_page(engine: Engine, read: Callable[..., Any]) -> None:
     with story(engine, "pages") as tale:
         made = [tale.succeeded(1) if number % 2 else tale.failed() for number in range(5)] + [tale.new("a")]
     seen: list[str] = []
@@ -254,7 +254,7 @@ def test_a_list_goes_back_page_by_page(engine: Engine, read: Callable[..., Any])
 
 @pytest.mark.parametrize("oldest", [False, True])
 @pytest.mark.parametrize("looked_at", [1, 2, 3, 100])
-def test_pages_that_look_at_little_find_all_the_same(
+def test_pages_with_bounded_scans_find_every_task(
     engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch, looked_at: int, oldest: bool
 ) -> None:
     queue = f"sight{looked_at}{oldest}."
@@ -287,7 +287,7 @@ def test_pages_that_look_at_little_find_all_the_same(
     assert insights.list_tasks(connection, nobody) == ([], None)
 
 
-def test_a_list_for_people_is_a_table_with_whole_ids(engine: Engine, run: Callable[..., Result]) -> None:
+def test_a_task_list_is_a_table_with_full_ids(engine: Engine, run: Callable[..., Result]) -> None:
     with story(engine, "people") as tale:
         made = [tale.succeeded(1), tale.failed(), tale.held(), tale.new("a", delay=90)]
     output = run("tasks", "list", "--queue", "people").output
@@ -333,7 +333,7 @@ def test_a_task_is_shown_with_its_call_result_and_attempts(
     assert "payload" not in document
 
 
-def test_open_tasks_are_shown_too(engine: Engine, read: Callable[..., Any]) -> None:
+def test_open_tasks_are_shown_with_their_attempts(engine: Engine, read: Callable[..., Any]) -> None:
     with story(engine, "open") as tale:
         running, waits = tale.running("a"), tale.new("b")
     [attempt] = read("tasks", "show", text(running))["attempts"]
@@ -341,7 +341,7 @@ def test_open_tasks_are_shown_too(engine: Engine, read: Callable[..., Any]) -> N
     assert read("tasks", "show", text(waits))["attempts"] == []
 
 
-def test_a_watched_task_ends_with_its_state(engine: Engine, run: Callable[..., Result]) -> None:
+def test_watching_an_ended_task_prints_its_state(engine: Engine, run: Callable[..., Result]) -> None:
     with story(engine, "watched") as tale:
         won, lost = tale.succeeded(7), tale.failed()
     done = run("tasks", "watch", text(won))
@@ -354,7 +354,7 @@ def test_a_watched_task_ends_with_its_state(engine: Engine, run: Callable[..., R
     assert f"No task has the id {NOBODY}" in nobody.stderr
 
 
-def test_what_a_task_says_cannot_command_the_terminal(
+def test_control_characters_of_tasks_do_not_reach_the_terminal(
     engine: Engine, redis_url: str, run: Callable[..., Result]
 ) -> None:
     with story(engine, "said") as tale:
@@ -372,16 +372,14 @@ def test_what_a_task_says_cannot_command_the_terminal(
     assert run("tasks", "logs", NOBODY).exit_code == 1
 
 
-def test_bytes_and_strange_results_can_be_shown(
-    engine: Engine, run: Callable[..., Result], read: Callable[..., Any]
-) -> None:
+def test_binary_results_are_shown(engine: Engine, run: Callable[..., Result], read: Callable[..., Any]) -> None:
     with story(engine, "bytes") as tale:
         task = tale.succeeded(b"\xff\x00")
     assert r"b'\xff\x00'" in run("tasks", "show", text(task)).output
     assert read("tasks", "show", text(task))["result"] == "/wA="
 
 
-def test_a_task_that_does_not_exist_is_an_error(run: Callable[..., Result]) -> None:
+def test_an_unknown_id_is_an_error(run: Callable[..., Result]) -> None:
     for words in (("tasks", "show", NOBODY), ("tasks", "cancel", NOBODY), ("tasks", "retry", NOBODY)):
         result = run(*words)
         assert result.exit_code == 1
@@ -389,7 +387,7 @@ def test_a_task_that_does_not_exist_is_an_error(run: Callable[..., Result]) -> N
     assert run("runs", "show", NOBODY).stderr.startswith(f"Error: No run has the id {NOBODY}. It may have been pruned")
 
 
-def test_cancel_and_retry_are_written_down_for_the_leader(
+def test_cancel_and_retry_commands_store_requests_for_the_leader(
     engine: Engine, connection: Connection, run: Callable[..., Result]
 ) -> None:
     with story(engine, "requests") as tale:
@@ -407,7 +405,7 @@ def test_cancel_and_retry_are_written_down_for_the_leader(
 
 
 def make_run(engine: Engine, name: str, endings: str) -> bytes:
-    """Make a run of one task for each letter: s succeeded, f failed, o still open."""
+    """Create a run with one task for each letter: s succeeded, f failed, o still open."""
     run_id = new_id()
     with story(engine, name) as tale:
         for position, ending in enumerate(endings):
@@ -466,7 +464,7 @@ def test_watch_prints_changes_and_ends_with_the_run(engine: Engine, run: Callabl
     assert json.loads(document.stdout)["status"] == "failed"
 
 
-def test_watch_follows_a_run_that_moves(
+def test_watch_follows_a_run_until_its_end(
     engine: Engine, connection: Connection, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_id = make_run(engine, "moving", "so")
@@ -488,7 +486,7 @@ def test_watch_follows_a_run_that_moves(
     assert capsys.readouterr().out.splitlines() == ["moving 1/2 running", "moving 2/2 success"]
 
 
-def test_runs_are_cancelled_and_retried_by_wish(
+def test_run_cancel_and_retry_commands_store_requests(
     engine: Engine, connection: Connection, run: Callable[..., Result]
 ) -> None:
     going, lost = make_run(engine, "going", "o"), make_run(engine, "lost", "f")
@@ -519,7 +517,7 @@ def make_worker(engine: Engine, name: str, queues: list[str], state: str = "live
 
 
 def announce(engine: Engine, row: WorkerRow) -> None:
-    """Have a worker be heard of, and not fall silent however long the test takes."""
+    """Store a worker row that stays live however long the test takes."""
     with engine.begin() as connection:
         fleet.mirror(connection, [row], datetime.now(UTC))
         connection.exec_driver_sql(
@@ -549,7 +547,7 @@ def test_queues_count_every_open_task_once(
     assert "counted" in run("queues").output
 
 
-def test_workers_are_listed_and_the_unheard_do_not_count(
+def test_silent_workers_are_listed_but_not_counted(
     engine: Engine, run: Callable[..., Result], read: Callable[..., Any]
 ) -> None:
     make_worker(engine, "fresh", ["served"])
@@ -565,7 +563,7 @@ def test_workers_are_listed_and_the_unheard_do_not_count(
     assert "3/10" in run("workers").output
 
 
-def test_a_worker_that_stands_still_is_named_with_its_tasks(
+def test_a_frozen_worker_is_listed_with_its_tasks(
     engine: Engine, run: Callable[..., Result], read: Callable[..., Any]
 ) -> None:
     task = str(uuid4())
@@ -585,10 +583,8 @@ def test_a_worker_that_stands_still_is_named_with_its_tasks(
     assert "unresponsive" not in run("workers").output
 
 
-def test_status_tells_how_it_is_going_and_what_is_wrong(
-    engine: Engine, run: Callable[..., Result], read: Callable[..., Any]
-) -> None:
-    with engine.begin() as connection:  # what others have ended would leave the last minute meanwhile
+def test_status_shows_counts_and_problems(engine: Engine, run: Callable[..., Result], read: Callable[..., Any]) -> None:
+    with engine.begin() as connection:  # tasks of other tests would leave the last minute meanwhile
         connection.exec_driver_sql("UPDATE orchestrator.ended_tasks SET ended_at = ended_at - interval '2 hours'")
     before = read("status")
     with story(engine, "system") as tale:
@@ -658,14 +654,14 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
     assert "No scheduler leads" not in people
 
 
-def test_status_names_the_server_that_it_is(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_distinguishes_redis_from_valkey(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"redis_version": "7.2.4", "used_memory": 1_000_000}
     for info, shown in ((known, "Redis 7.2.4, "), ({**known, "valkey_version": "8.1.3"}, "Valkey 8.1.3, ")):
         monkeypatch.setattr(Redis, "info", lambda _, info=info: info)
         assert f"redis        {shown}" in run("status").output
 
 
-def test_insights_find_nothing_where_there_is_nothing(connection: Connection) -> None:
+def test_insights_find_nothing_for_unknown_ids(connection: Connection) -> None:
     nobody = UUID(NOBODY)
     assert insights.show_task(connection, nobody) is None
     assert insights.show_run(connection, nobody) is None
@@ -734,7 +730,7 @@ def test_named_arguments_are_given_once_and_last(run: Callable[..., Result], wor
 
 def test_enqueue_wait_prints_the_result(engine: Engine, run: Callable[..., Result], redis_url: str) -> None:
     def work() -> None:
-        """Do what a leader and a worker would."""
+        """Do the work of a leader and a worker."""
         deadline = time.monotonic() + 30
         claimed: list[Claimed] = []
         while not claimed and time.monotonic() < deadline:
@@ -760,7 +756,7 @@ def test_enqueue_wait_prints_the_result(engine: Engine, run: Callable[..., Resul
 
 
 @pytest.mark.parametrize("words", [("status",), ("tasks", "list"), ("db", "check"), ("enqueue", "far.away")])
-def test_an_unreachable_postgres_is_a_message(
+def test_an_unreachable_postgres_gives_an_error_message(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/nothing")
@@ -771,14 +767,16 @@ def test_an_unreachable_postgres_is_a_message(
     assert "Traceback" not in result.output
 
 
-def test_an_unreachable_redis_is_a_message(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_redis_gives_an_error_message(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", "redis://127.0.0.1:1/0")
     result = run("quarantine", "list")
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: Redis cannot be used: ")
 
 
-def test_missing_settings_are_a_message(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_settings_give_an_error_message(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ORCHESTRATOR_DATABASE_URL")
     result = run("status")
     assert result.exit_code == 1
@@ -791,7 +789,9 @@ def empty_url(services: EmbeddedServices) -> Iterator[str]:
         yield url
 
 
-def test_db_upgrade_and_check(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, empty_url: str) -> None:
+def test_db_check_fails_until_the_database_is_upgraded(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, empty_url: str
+) -> None:
     monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", empty_url)
     for words in (("db", "check"), ("status",)):
         missing = run(*words)
@@ -810,7 +810,7 @@ def test_db_upgrade_and_check(run: Callable[..., Result], monkeypatch: pytest.Mo
 
 
 class Dev:
-    """`orchestrator dev` in a folder, and what it says."""
+    """`orchestrator dev` in a folder, and its output."""
 
     def __init__(self, folder: Path, *options: str, **environment: str) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
@@ -853,7 +853,7 @@ def test_dev_starts_nothing_for_an_application_that_is_not_there(folder: Path) -
         assert why in record["message"]
 
 
-def test_dev_uses_services_that_are_set_starts_a_child_again_that_is_killed_and_takes_all_along_if_it_is(
+def test_dev_uses_given_services_restarts_children_and_leaves_none_behind(
     folder: Path, database_url: str, redis_url: str
 ) -> None:
     urls = {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": redis_url}

@@ -1,4 +1,4 @@
-"""What `runs show`, `watch` and `history` tell of runs of workflows as code."""
+"""Command output about runs of workflows as code, such as `runs show`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def order(system: System) -> CodeWorkflow[..., Any]:
 
 
 def turn(system: System, worker: Worker, engine_: Engine) -> None:
-    """Let the code of all runs take a turn."""
+    """Let the code of every run take one turn."""
     system.pass_seconds()
     taken = worker.take()
     for dispatch in taken:
@@ -70,7 +70,7 @@ def invoke(*words: str) -> Result:
 
 
 def refusal(*words: str) -> str:
-    """Return what a command says that does nothing, in one line."""
+    """Run a command that fails; return its output in one line."""
     refused = CliRunner().invoke(main, [*words])
     assert refused.exit_code == 1
     return " ".join(refused.output.split())
@@ -80,12 +80,14 @@ def show(run: str) -> str:
     return invoke("runs", "show", run).output
 
 
-def test_what_an_open_run_waits_for_and_where(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
+def test_an_open_run_shows_its_pending_waits_and_code_position(
+    system: System, engine_: Engine, order: CodeWorkflow[..., Any]
+) -> None:
     worker = system.worker(knows=KNOWS)
     handle = order.starting(id="o-17").start("o-17", items=["tea", "milk"])
     assert "a worker, to process new events" in show(handle.id)
     turn(system, worker, engine_)
-    worker.die()  # nobody needs to be there
+    worker.die()  # no live worker is needed
     shown = show(handle.id)
     for expected in (
         'order("o-17", items=["tea", "milk"])',
@@ -116,7 +118,7 @@ def test_what_an_open_run_waits_for_and_where(system: System, engine_: Engine, o
     assert re.search(r"unseen messages +2\n", show(handle.id))
 
 
-def test_a_run_that_waits_for_a_signal_says_which(
+def test_a_run_that_waits_for_a_signal_names_the_signal(
     system: System, engine_: Engine, order: CodeWorkflow[..., Any]
 ) -> None:
     worker = system.worker(knows=KNOWS)
@@ -125,7 +127,9 @@ def test_a_run_that_waits_for_a_signal_says_which(
     assert "signal posted" in show(handle.id)
 
 
-def test_why_a_run_failed(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
+def test_a_failed_run_shows_its_error_and_traceback(
+    system: System, engine_: Engine, order: CodeWorkflow[..., Any]
+) -> None:
     worker = system.worker(knows=KNOWS)
     handle = system.app.code_workflows["parcel"].start("tea")
     turn(system, worker, engine_)
@@ -141,7 +145,7 @@ def test_why_a_run_failed(system: System, engine_: Engine, order: CodeWorkflow[.
     assert 'raise ValueError(f"{item} was lost")' in watched.output
 
 
-def test_history_cuts_no_error(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
+def test_history_shows_errors_in_full(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
     worker = system.worker(knows=KNOWS)
     long = "tea" * 100
     handle = system.app.code_workflows["parcel"].start(long)
@@ -154,7 +158,7 @@ def test_history_cuts_no_error(system: System, engine_: Engine, order: CodeWorkf
     assert 'raise ValueError(f"{item} was lost")' in full
 
 
-def test_a_run_is_found_by_an_id_of_ones_own(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
+def test_a_run_is_found_by_its_custom_id(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
     parcel = system.app.code_workflows["parcel"]
     first = order.starting(id="17").start("17", items=[])
     assert order.find("17") == first
@@ -173,7 +177,7 @@ def test_a_run_is_found_by_an_id_of_ones_own(system: System, engine_: Engine, or
     assert asyncio.run(parcel.afind("17")) == second
 
 
-def test_a_workflow_with_a_slash_in_its_name_has_ids_too(system: System) -> None:
+def test_a_workflow_with_a_slash_in_its_name_supports_custom_ids(system: System) -> None:
     @system.app.workflow(name="shop/order")
     async def slashed(ctx: WorkflowContext) -> None: ...
 
@@ -182,7 +186,9 @@ def test_a_workflow_with_a_slash_in_its_name_has_ids_too(system: System) -> None
     assert re.search(r"own id +a/b", show("a/b"))
 
 
-def test_runs_are_started_over(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
+def test_a_rerun_keeps_arguments_tags_and_timeout(
+    system: System, engine_: Engine, order: CodeWorkflow[..., Any]
+) -> None:
     worker = system.worker(knows=KNOWS)
     parcel = system.app.code_workflows["parcel"].options(timeout=60)
     handle = parcel.starting(id="p", tags=["red"]).start("tea")
@@ -204,10 +210,10 @@ def test_runs_are_started_over(system: System, engine_: Engine, order: CodeWorkf
     turn(system, worker, engine_)
     assert handle.status() == "failed"
     row = run_row(system, handle.rerun())
-    assert 0 < (row["deadline"] - row["created_at"]).total_seconds() < 60  # when it was told that its time is up
+    assert 0 < (row["deadline"] - row["created_at"]).total_seconds() < 60  # when the run was told of its timeout
 
 
-def test_who_terminates_at_a_terminal_is_asked(
+def test_terminate_asks_for_confirmation_at_a_terminal(
     system: System, order: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = order.start("4711", ["tea"]).id
@@ -222,7 +228,7 @@ def test_who_terminates_at_a_terminal_is_asked(
 
 
 @pytest.mark.parametrize("what", ["run", "task"])
-def test_who_cancels_several_at_a_terminal_is_asked(
+def test_cancelling_several_runs_or_tasks_asks_for_confirmation(
     system: System, order: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     one, two = (
@@ -237,7 +243,7 @@ def test_who_cancels_several_at_a_terminal_is_asked(
     assert system.count("inbox") == 3
 
 
-def test_a_stuck_run_does_not_go_on(system: System, order: CodeWorkflow[..., Any]) -> None:
+def test_waiting_for_a_stuck_run_reports_why_the_run_is_stuck(system: System, order: CodeWorkflow[..., Any]) -> None:
     worker = system.worker(knows=KNOWS)
     handle = system.app.code_workflows["parcel"].start("tea")
     with pytest.raises(ResultTimeout, match="It is in progress; ask again"):
@@ -254,9 +260,7 @@ def test_a_stuck_run_does_not_go_on(system: System, order: CodeWorkflow[..., Any
         system.app.run(handle.id).wait_ended(timeout=0)
 
 
-def test_an_update_of_a_stuck_run_is_refused_at_once_and_stays_queued(
-    system: System, order: CodeWorkflow[..., Any]
-) -> None:
+def test_an_update_of_a_stuck_run_fails_at_once_and_stays_queued(system: System, order: CodeWorkflow[..., Any]) -> None:
     worker = system.worker(knows=KNOWS)
     handle = system.app.code_workflows["parcel"].start("tea")
     system.pass_seconds()
@@ -293,7 +297,7 @@ def test_workflows_as_code_are_listed(system: System, engine_: Engine, order: Co
     assert "no live worker, 1 open run" in text
 
 
-def test_runs_that_no_live_worker_has_replayed_are_found_after_a_deploy(
+def test_unreplayed_runs_are_listed_after_a_deploy(
     system: System, engine_: Engine, order: CodeWorkflow[..., Any]
 ) -> None:
     def listed() -> list[str]:
@@ -305,23 +309,23 @@ def test_runs_that_no_live_worker_has_replayed_are_found_after_a_deploy(
         said = [one["found"] for one in checks if one["check"] == "code runs"]
         return " ".join(re.findall(r'/ui/runs\?unreplayed=true">([^<]*)<', page)), " ".join(said)
 
-    def came(name: str, release: str) -> Worker:
+    def add_worker(name: str, release: str) -> Worker:
         worker = system.worker(name, knows=("job", "parcel"))
         worker.release = release
         worker.beat()
         return worker
 
-    old = came("old", "1")
+    old = add_worker("old", "1")
     first, second = (system.app.code_workflows["parcel"].start(item) for item in ("tea", "rice"))
     turn(system, old, engine_)
     assert (listed(), hints()) == ([], ("", "")), "the worker that has their code lives"
     old.leave()
     system.pass_seconds()
-    again = came("again", "1")
+    again = add_worker("again", "1")
     system.pass_seconds()
     assert listed() == [], "the same release"
     again.leave()
-    new = came("new", "2")
+    new = add_worker("new", "2")
     system.pass_seconds()
     system.sql("UPDATE orchestrator.worker_releases SET started_at = now() WHERE release = '2'")
     assert listed() == [second.id, first.id]
@@ -331,7 +335,7 @@ def test_runs_that_no_live_worker_has_replayed_are_found_after_a_deploy(
     first.signal("posted", "well")
     turn(system, new, engine_)
     assert listed() == [second.id], "the first has been replayed"
-    came("newest", "2")
+    add_worker("newest", "2")
     system.sql("UPDATE orchestrator.runs SET stuck = '{}' WHERE id = :id", id=second.id)
     assert listed() == [], "it is known that it does not fit"
 
@@ -348,7 +352,7 @@ async def order(ctx: WorkflowContext, number: int) -> int:
 """
 
 
-def test_a_run_is_started_where_the_application_is_set(
+def test_runs_start_uses_the_application_of_the_settings(
     system: System, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "a_little_shop.py").write_text(APPLICATION)
@@ -370,7 +374,7 @@ def test_a_run_is_started_where_the_application_is_set(
     assert system.count("runs") == 1
 
 
-def test_status_says_what_becomes_of_runs_whose_workflow_is_gone(
+def test_status_reports_runs_whose_workflow_no_worker_knows(
     system: System, engine_: Engine, order: CodeWorkflow[..., Any]
 ) -> None:
     worker = system.worker(knows=KNOWS)
@@ -392,7 +396,7 @@ def test_status_says_what_becomes_of_runs_whose_workflow_is_gone(
     assert "knows the workflow 'parcel'" in show(begun.id)
 
 
-def test_who_waits_for_an_update_is_told_that_nobody_answers_it(system: System, engine_: Engine) -> None:
+def test_waiting_for_an_update_reports_a_missing_handler(system: System, engine_: Engine) -> None:
     @system.app.workflow(name="order")
     async def order(ctx: WorkflowContext) -> None:
         @ctx.update
@@ -414,7 +418,7 @@ def test_who_waits_for_an_update_is_told_that_nobody_answers_it(system: System, 
         eventually(lambda: system.pass_seconds() or asked.done(), "who asked first is told that it has ended")
 
 
-def test_people_see_which_run_was_terminated(system: System, order: CodeWorkflow[..., Any]) -> None:
+def test_terminated_runs_are_distinguished_from_cancelled_runs(system: System, order: CodeWorkflow[..., Any]) -> None:
     terminated, cancelled = order.start("4711", ["tea"]), order.start("4712", ["tea"])
     terminated.terminate()
     system.pass_seconds(2)

@@ -1,4 +1,4 @@
-"""What the command line says of runs with large parameters, of failures without a task, and of events for nobody."""
+"""Command output for runs with large parameters, failures without a task, and events that no workflow waits for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(system: System, in_empty_folder: Path) -> Callable[..., Result]:
     return lambda *words: CliRunner().invoke(main, list(words))
 
 
-def test_long_parameters_are_cut_for_people_and_whole_for_programs(system: System, run: Callable[..., Result]) -> None:
+def test_long_parameters_are_cut_in_text_but_not_in_json(system: System, run: Callable[..., Result]) -> None:
     text = "name: long\nparams: {long: {type: string}, short: {default: 1}}\ntasks: {a: {task: job}}"
     started = begin(system, text, long="x" * 100_000)
     shown = run("runs", "show", started.id).stdout
@@ -46,7 +46,7 @@ def test_long_parameters_are_cut_for_people_and_whole_for_programs(system: Syste
         ),
     ],
 )
-def test_the_hint_leads_to_why_a_run_failed(
+def test_a_failed_run_hints_at_commands_that_show_the_reason(
     system: System, run: Callable[..., Result], steps: str, hints: list[str]
 ) -> None:
     apply(system, "name: below\ntasks: {z: {task: job}}")
@@ -61,7 +61,7 @@ def test_the_hint_leads_to_why_a_run_failed(
         assert hint.format(started.id) in said
 
 
-def test_an_event_says_whom_it_may_start(system: System, run: Callable[..., Result]) -> None:
+def test_posting_an_event_names_the_workflows_it_may_start(system: System, run: Callable[..., Result]) -> None:
     apply(
         system,
         "name: first\non: [{event: file.arrived}]\ntasks: {a: {task: job}}",

@@ -38,7 +38,7 @@ def lines(found: Result) -> list[str]:
     return found.output.splitlines()
 
 
-def test_groups_are_listed_and_handled(run: Callable[..., Result]) -> None:
+def test_failure_groups_are_listed_acknowledged_snoozed_and_reopened(run: Callable[..., Result]) -> None:
     header, first, *others = lines(run())
     assert header.split() == ["task", "error", "queue", "tasks", "first", "last", "state", "release"]
     assert first.split()[:5] == ["shop.send", "smtp.Refused:", "no", "mail", "2"]
@@ -73,7 +73,9 @@ def test_groups_are_listed_and_handled(run: Callable[..., Result]) -> None:
         (("snooze", "shop.pay", "ValueError", "--for", "soon"), "'soon' is not a duration"),
     ],
 )
-def test_a_group_that_is_none_is_refused(run: Callable[..., Result], words: tuple[str, ...], said: str) -> None:
+def test_unknown_groups_and_invalid_durations_are_rejected(
+    run: Callable[..., Result], words: tuple[str, ...], said: str
+) -> None:
     found = run(*words)
     assert found.exit_code != 0
     assert said in found.output

@@ -25,7 +25,7 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(main, ["flows", *words])
 
 
-def good(*words: str) -> str:
+def output_of(*words: str) -> str:
     result = run(*words)
     assert result.exit_code == 0, result.output
     return result.output
@@ -35,21 +35,21 @@ def test_a_flow_is_checked_published_drawn_started_and_decided(in_empty_folder: 
     name = f"order-{way}"
     (in_empty_folder / "order.yaml").write_text(FLOW)
     (in_empty_folder / "wrong.yaml").write_text(FLOW.replace("to: inner", "to: iner"))
-    assert "order.yaml: 2 nodes, valid" in good("validate", "order.yaml")
+    assert "order.yaml: 2 nodes, valid" in output_of("validate", "order.yaml")
     wrong = run("validate", "wrong.yaml")
     assert wrong.exit_code == 1
     assert "wrong.yaml:7: edge 'approved' from 'ask' leads to 'iner'" in wrong.output
-    assert good("publish", "order.yaml", "--name", name) == f"{name}: version 1 (new)\n"
-    assert good("publish", "order.yaml", "--name", name) == f"{name}: version 1 (unchanged)\n"
-    assert name in good("list")
-    assert "└─ approved ─▶ inner" in good("show", name)
-    identifier = good("start", name, "val=2", "--key", "k").strip()
-    assert good("start", name, "val=2", "--key", "k").strip() == identifier
-    shown = json.loads(good("show", identifier, "--json"))
+    assert output_of("publish", "order.yaml", "--name", name) == f"{name}: version 1 (new)\n"
+    assert output_of("publish", "order.yaml", "--name", name) == f"{name}: version 1 (unchanged)\n"
+    assert name in output_of("list")
+    assert "└─ approved ─▶ inner" in output_of("show", name)
+    identifier = output_of("start", name, "val=2", "--key", "k").strip()
+    assert output_of("start", name, "val=2", "--key", "k").strip() == identifier
+    shown = json.loads(output_of("show", identifier, "--json"))
     assert (shown["run"]["params"], shown["run"]["status"]) == ({"val": 2}, "pending")
-    assert "is approved" in good("approve", identifier, "--node", "ask", "--why", "because")
-    assert "Sent 'flag' to run" in good("signal", identifier, "flag")
-    assert identifier in good("runs", name)
+    assert "is approved" in output_of("approve", identifier, "--node", "ask", "--why", "because")
+    assert "Sent 'flag' to run" in output_of("signal", identifier, "flag")
+    assert identifier in output_of("runs", name)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_flow_is_checked_published_drawn_started_and_decided(in_empty_folder: 
         (("start", "order", "val"), "Expected KEY=VALUE, found 'val'"),
     ],
 )
-def test_mistakes_are_told(in_empty_folder: Path, words: tuple[str, ...], said: str) -> None:
+def test_invalid_flow_commands_give_an_error_message(in_empty_folder: Path, words: tuple[str, ...], said: str) -> None:
     result = run(*words)
     assert result.exit_code != 0
     assert said in result.output + str(result.exception or "")

@@ -1,4 +1,4 @@
-"""Whatever is typed: a command does it, or says in a line or two what is wrong with it. Never a traceback."""
+"""Whatever the input, a command succeeds or says in a line or two what is wrong, never with a traceback."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ words = (
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> list[str]:
-    """Draw a command with options that it knows and arguments that it may not."""
+    """Draw a command line with known options and arbitrary arguments."""
     name = draw(st.sampled_from(sorted(COMMANDS)))
     line = name.split()
     for parameter in COMMANDS[name].params:
@@ -106,7 +106,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 
 @pytest.fixture(scope="module")
 def services(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The settings of a system that has one of everything."""
+    """Settings of a system that has an object of each kind."""
     folder = tmp_path_factory.mktemp("services")
     app = Orchestrator(load_settings(folder, {}, database_url=database_url, redis_url=redis_url))
     job = app.task(name="job")(lambda number=0: number)
@@ -125,7 +125,7 @@ def services(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPat
 
 
 def check(result: Result, line: Any) -> None:
-    """A command ended as commands end."""
+    """Check exit status and error message, and that there is no traceback."""
     assert result.exception is None or isinstance(result.exception, SystemExit), (line, repr(result.exception))
     of_a_container = (75, 78) if isinstance(line, list) and "run-task" in line else ()
     assert result.exit_code in (0, 1, 2, *of_a_container), (line, result.exit_code)
@@ -134,7 +134,7 @@ def check(result: Result, line: Any) -> None:
         assert "Error: " in result.stderr, line
     if result.exit_code == 1 and not (isinstance(line, list) and "--quiet" in line):
         assert result.stderr.strip(), line
-    assert len(result.stderr) < 60_000, line  # click repeats the word that it refuses
+    assert len(result.stderr) < 60_000, line  # click repeats the rejected word
 
 
 @pytest.fixture
@@ -145,12 +145,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @examples(120)
 @given(command_lines())
-def test_any_command_line(services: dict[str, str], elsewhere: Path, line: list[str]) -> None:
+def test_arbitrary_command_lines_cause_no_traceback(services: dict[str, str], elsewhere: Path, line: list[str]) -> None:
     check(CliRunner().invoke(main, line, env=services, input="n\n"), line)
 
 
 @pytest.mark.parametrize("where", ["..:x", ".", ".tasks:app", ":app"])
-def test_an_application_that_is_relative_to_nothing(services: dict[str, str], elsewhere: Path, where: str) -> None:
+def test_a_relative_application_path_is_rejected(services: dict[str, str], elsewhere: Path, where: str) -> None:
     result = CliRunner().invoke(main, ["schedules", "apply", "--app", where], env=services)
     check(result, where)
     assert result.exit_code == 1
@@ -159,14 +159,16 @@ def test_an_application_that_is_relative_to_nothing(services: dict[str, str], el
 
 @examples(50)
 @given(st.lists(words, max_size=4))
-def test_any_words(services: dict[str, str], elsewhere: Path, line: list[str]) -> None:
+def test_arbitrary_words_cause_no_traceback(services: dict[str, str], elsewhere: Path, line: list[str]) -> None:
     if line and line[0] not in RUN_FOR_EVER:
         check(CliRunner().invoke(main, line, env=services, input=""), line)
 
 
 @examples(50)
 @given(st.text(max_size=100) | st.binary(max_size=100), st.sampled_from(["validate", "apply", "diff"]))
-def test_any_workflow_file(services: dict[str, str], elsewhere: Path, content: str | bytes, verb: str) -> None:
+def test_arbitrary_workflow_files_cause_no_traceback(
+    services: dict[str, str], elsewhere: Path, content: str | bytes, verb: str
+) -> None:
     file = elsewhere / "file.yaml"
     file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
     check(CliRunner().invoke(main, ["workflows", verb, str(file)], env=services), content)
@@ -195,7 +197,7 @@ DATABASES = [
 
 @pytest.fixture
 def impatience(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tell a process that waits for a server to stop, as soon as it has said so."""
+    """Send SIGTERM to a process as soon as it has reported an outage of a server."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]
     failed = Outage.failed
@@ -213,7 +215,9 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("impatience")
 @pytest.mark.parametrize("line", ["worker --app os:path", "scheduler"])
 @pytest.mark.parametrize("url", URLS)
-def test_any_redis_url_at_the_start(services: dict[str, str], elsewhere: Path, url: str, line: str) -> None:
+def test_unusable_redis_urls_are_reported_at_startup(
+    services: dict[str, str], elsewhere: Path, url: str, line: str
+) -> None:
     result = CliRunner().invoke(main, line.split(), env=services | {"ORCHESTRATOR_REDIS_URL": url})
     check(result, url)
     assert "edis" in result.stderr
@@ -222,7 +226,7 @@ def test_any_redis_url_at_the_start(services: dict[str, str], elsewhere: Path, u
 
 @pytest.mark.parametrize("line", ["status", "quarantine list"])
 @pytest.mark.parametrize("url", URLS)
-def test_any_redis_url(services: dict[str, str], elsewhere: Path, url: str, line: str) -> None:
+def test_commands_report_unusable_redis_urls(services: dict[str, str], elsewhere: Path, url: str, line: str) -> None:
     environment = services | {"ORCHESTRATOR_REDIS_URL": url}
     result = CliRunner().invoke(main, line.split(), env=environment)
     check(result, url)
@@ -233,7 +237,7 @@ def test_any_redis_url(services: dict[str, str], elsewhere: Path, url: str, line
 
 @pytest.mark.usefixtures("impatience")
 @pytest.mark.parametrize("url", DATABASES)
-def test_any_database_url_at_the_start(services: dict[str, str], elsewhere: Path, url: str) -> None:
+def test_unusable_database_urls_are_reported_at_startup(services: dict[str, str], elsewhere: Path, url: str) -> None:
     result = CliRunner().invoke(main, ["scheduler"], env=services | {"ORCHESTRATOR_DATABASE_URL": url})
     check(result, url)
     assert "database_url" in result.stderr or "Postgres" in result.stderr
@@ -242,7 +246,7 @@ def test_any_database_url_at_the_start(services: dict[str, str], elsewhere: Path
 
 @pytest.mark.parametrize("line", ["enqueue job", "db upgrade"])
 @pytest.mark.parametrize("url", DATABASES)
-def test_any_database_url(services: dict[str, str], elsewhere: Path, url: str, line: str) -> None:
+def test_commands_report_unusable_database_urls(services: dict[str, str], elsewhere: Path, url: str, line: str) -> None:
     result = CliRunner().invoke(main, line.split(), env=services | {"ORCHESTRATOR_DATABASE_URL": url})
     check(result, url)
     assert result.exit_code == 1
@@ -250,7 +254,7 @@ def test_any_database_url(services: dict[str, str], elsewhere: Path, url: str, l
 
 
 @pytest.mark.parametrize("name", ["lease", "batch", "max_payload"])
-def test_any_setting(services: dict[str, str], elsewhere: Path, name: str) -> None:
+def test_invalid_settings_are_reported(services: dict[str, str], elsewhere: Path, name: str) -> None:
     for value in ("x", "-1", "0", "nan", "inf", "1e300", "9" * 5_000, "0x10", "1_000_000_000_000"):
         result = CliRunner().invoke(main, ["status"], env=services | {f"ORCHESTRATOR_{name.upper()}": value})
         check(result, value)
@@ -258,7 +262,7 @@ def test_any_setting(services: dict[str, str], elsewhere: Path, name: str) -> No
         assert f"Setting {name}" in result.stderr
 
 
-# -- what is shown
+# -- output
 
 
 def test_the_quarantine_is_shown_and_cleared(services: dict[str, str], elsewhere: Path) -> None:
@@ -295,9 +299,7 @@ def test_the_quarantine_is_shown_and_cleared(services: dict[str, str], elsewhere
         assert json.loads(run("status", "--json").stdout)["redis"]["quarantined"] == 0
 
 
-def test_status_names_a_key_that_somebody_has_taken_and_a_redis_that_is_away(
-    services: dict[str, str], elsewhere: Path
-) -> None:
+def test_status_reports_foreign_keys_and_an_unreachable_redis(services: dict[str, str], elsewhere: Path) -> None:
     with Redis.from_url(services["ORCHESTRATOR_REDIS_URL"]) as redis:
         redis.delete("{orchestrator:0}:workers")
         redis.lpush("{orchestrator:0}:workers", "mine")

@@ -1,4 +1,4 @@
-"""`orchestrator queues` of a queue that nobody has ever named, and what `status` says of one that is paused."""
+"""`orchestrator queues` with unknown queue names, and what `status` says of paused queues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def worker(queues: list[str]) -> WorkerRow:
     "words",
     [("pause",), ("resume",), ("limit", "--concurrency", "2"), ("retain", "--success", "1h"), ("purge",), ("drain",)],
 )
-def test_a_queue_that_nobody_has_named_is_refused(
+def test_an_unknown_queue_is_rejected_with_the_nearest_name(
     system: System, run: Callable[..., Result], words: tuple[str, ...]
 ) -> None:
     with system.engine.begin() as connection:
@@ -50,7 +50,7 @@ def test_a_queue_that_nobody_has_named_is_refused(
     assert run(verb, "mail", *options).exit_code == 0
 
 
-def test_one_that_is_to_come_may_be_paused(run: Callable[..., Result]) -> None:
+def test_a_future_queue_may_be_paused(run: Callable[..., Result]) -> None:
     assert run("pause", "tomorrow").exit_code == 1
     assert run("pause", "tomorrow", "--new").exit_code == 0
     assert run("drain", "tomorrow").exit_code == 0, "which has no tasks"
@@ -58,7 +58,7 @@ def test_one_that_is_to_come_may_be_paused(run: Callable[..., Result]) -> None:
     assert run("pause", "tomorrow").exit_code == 0, "somebody has named it by now"
 
 
-def test_workflows_and_the_application_name_queues(
+def test_workflows_and_the_application_make_queue_names_known(
     system: System, run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system.app.workflows.apply(Definition(name="flow", queue="reports", steps=(Step(name="a", task="f.py:t"),)))
@@ -95,7 +95,7 @@ def test_workers_of_queues_are_unknown_without_a_leader(system: System, run: Cal
 
 
 def test_workers_are_unknown_while_the_leader_cannot_read_redis(system: System, run: Callable[..., Result]) -> None:
-    """It keeps its lease, and what it last heard of the workers grows old."""
+    """The leader keeps its lease, but its data about the workers grows old."""
     mail = system.app.task(name="mail", queue="mail")(lambda: None).enqueue()
     system.tick()
     system.sql("UPDATE orchestrator.tasks SET created_at = now() - interval '1 minute'")
@@ -118,9 +118,7 @@ def test_workers_are_unknown_while_the_leader_cannot_read_redis(system: System, 
     assert json.loads(CliRunner().invoke(main, ["status", "--json"]).output)["unserved_queues"] == ["mail"]
 
 
-def test_a_purge_finds_what_is_not_counted_where_very_many_wait_elsewhere(
-    system: System, run: Callable[..., Result]
-) -> None:
+def test_a_purge_finds_tasks_that_bounded_counts_missed(system: System, run: Callable[..., Result]) -> None:
     system.sql(
         "INSERT INTO orchestrator.tasks (id, name, queue, payload, wake_at) "
         "SELECT gen_random_uuid(), 'job', CASE WHEN n > 25000 THEN 'late' ELSE 'default' END, '', now() + '1 day' "

@@ -1,4 +1,4 @@
-"""Every command that reads, over every kind of task, run and schedule, as text and as JSON, old rows too."""
+"""Every command that reads, for every kind of task, run and schedule, as text and JSON, also old rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TASKS = "SELECT {} FROM orchestrator.tasks UNION ALL SELECT {} FROM orchestrator
 ENDED = "SELECT DISTINCT ON (name, status, step, run_id IS NULL) id FROM orchestrator.ended_tasks"
 OPEN = "SELECT DISTINCT ON (name, status, step, run_id IS NULL, hold, blockers) id FROM orchestrator.tasks"
 RUNS = "SELECT DISTINCT ON (name, status, reason, parent_step, stuck IS NULL, parked, key) id FROM orchestrator.runs"
-"""One of each kind."""
+"""One row of each kind."""
 VERSIONS = Path(database.__file__).parents[2] / "migrations" / "versions"
 
 
@@ -53,7 +53,7 @@ def invoke(*words: str) -> Result:
 
 
 def read(*words: str) -> None:
-    """Run a command that reads, as text and as JSON."""
+    """Check a command that reads, as text and JSON."""
     may_say_no = words[1:2] in (("watch",), ("diff",))
     shown = invoke(*words)
     if words[0] in ("db", "top") and "ORCHESTRATOR_API_URL" in os.environ:
@@ -67,7 +67,7 @@ def read(*words: str) -> None:
 
 
 def everything(system: System) -> Iterator[tuple[str, ...]]:
-    """Return every command that reads, with every thing that it could show."""
+    """Yield every command that reads, for every object it could show."""
     yield from LISTS
     yield "workflows", "validate", "steps.yaml"
     yield "workflows", "diff", "steps.yaml"
@@ -96,12 +96,12 @@ def everything(system: System) -> Iterator[tuple[str, ...]]:
         yield "quarantine", "show", message["id"]
 
 
-def test_of_nothing(reading: System) -> None:
+def test_read_commands_work_on_an_empty_system(reading: System) -> None:
     for words in (*LISTS, ("workflows", "diff", "steps.yaml")):
         read(*words)
 
 
-def test_of_everything(reading: System) -> None:
+def test_read_commands_show_every_kind_of_object(reading: System) -> None:
     fill(reading)
     fill_with_code(reading)
     fill_oddly(reading)
@@ -118,11 +118,11 @@ UNBORN = {
     4: ["DELETE FROM orchestrator.schedules", "DELETE FROM orchestrator.backfills"],
     2: ["DELETE FROM orchestrator.runs WHERE workflow IS NOT NULL", "DELETE FROM orchestrator.workflows"],
 }
-"""What was not there before a revision."""
+"""Deletes objects newer than a revision."""
 
 
 def added() -> Iterator[tuple[int, str, str]]:
-    """Return the columns that revisions have added to tables that were there: revision, table and column."""
+    """Yield the columns that revisions have added to existing tables: revision, table and column."""
     for file in sorted(VERSIONS.glob("r0*.py")):
         for table, columns in re.findall(r"ALTER TABLE orchestrator\.(\w+)([^;\"]*)", file.read_text(encoding="utf-8")):
             for column in re.findall(r"ADD COLUMN (\w+)", columns):
@@ -133,7 +133,7 @@ def added() -> Iterator[tuple[int, str, str]]:
 @pytest.mark.parametrize(
     "release", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(5, marks=pytest.mark.long)]
 )
-def test_of_rows_that_older_releases_have_left(reading: System, release: int) -> None:
+def test_read_commands_show_rows_of_older_releases(reading: System, release: int) -> None:
     fill(reading)
     fill_with_code(reading)
     fill_oddly(reading)
@@ -147,7 +147,7 @@ def test_of_rows_that_older_releases_have_left(reading: System, release: int) ->
         read(*words)
 
 
-def test_what_only_another_release_can_read_is_named(reading: System) -> None:
+def test_unreadable_definitions_of_another_release_are_named(reading: System) -> None:
     fill(reading)
     for table, column in (("workflows", "name"), ("schedules", "workflow")):
         strange = f"""UPDATE orchestrator.{table} SET definition = definition || '{{"days": 1}}'"""
@@ -159,7 +159,7 @@ def test_what_only_another_release_can_read_is_named(reading: System) -> None:
         assert "days" in refused.stderr
 
 
-def test_a_run_that_has_no_history_says_so(reading: System) -> None:
+def test_history_rejects_a_run_without_a_history(reading: System) -> None:
     many = reading.app.start_many(reading.job, [1])
     refused = invoke("runs", "history", many.id)
     assert refused.exit_code == 1
@@ -167,7 +167,7 @@ def test_a_run_that_has_no_history_says_so(reading: System) -> None:
     assert f"orchestrator runs show {many.id}" in refused.stderr
 
 
-def test_a_task_that_is_taken_for_a_run_is_known_and_the_other_way_round(reading: System) -> None:
+def test_mistaking_task_ids_for_run_ids_is_explained_both_ways(reading: System) -> None:
     task, run = reading.job.enqueue(1).id, reading.app.start_many(reading.job, [1], name="many").id
     for words in (
         ("runs", "show", task),
@@ -186,7 +186,7 @@ def test_a_task_that_is_taken_for_a_run_is_known_and_the_other_way_round(reading
         )
 
 
-def test_status_names_who_locks_the_tables(reading: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_names_the_process_that_locks_a_table(reading: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGOPTIONS", "-c lock_timeout=200")
     with reading.engine.begin() as connection:
         connection.exec_driver_sql("LOCK TABLE orchestrator.tasks IN ACCESS EXCLUSIVE MODE")

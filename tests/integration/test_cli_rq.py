@@ -1,4 +1,4 @@
-"""`orchestrator rq import`: each job that waits in a queue of RQ is run once, by RQ or by us."""
+"""`orchestrator rq import`: each waiting job of an RQ queue runs once, either in RQ or here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def stored(system: System) -> list[tuple[str, str]]:
         ]
 
 
-def test_jobs_are_enqueued_here_and_taken_out_there(system: System, rq: Queue, run: Callable[..., Result]) -> None:
+def test_imported_jobs_are_enqueued_here_and_removed_from_rq(
+    system: System, rq: Queue, run: Callable[..., Result]
+) -> None:
     for number in range(1_200):
         rq.enqueue(double, number, note="")
 
@@ -73,7 +75,7 @@ def test_a_dry_run_changes_nothing(system: System, rq: Queue, run: Callable[...,
     assert len(rq) == 1
 
 
-def test_a_function_may_have_another_name_here(system: System, rq: Queue, run: Callable[..., Result]) -> None:
+def test_an_import_may_rename_a_function(system: System, rq: Queue, run: Callable[..., Result]) -> None:
     rq.enqueue(double, 1)
 
     assert run("--task", f"{DOUBLE}=sums.twice").exit_code == 0
@@ -82,7 +84,7 @@ def test_a_function_may_have_another_name_here(system: System, rq: Queue, run: C
 
 
 @pytest.mark.parametrize("place", ["after taking", "after enqueueing"])
-def test_an_import_that_died_is_finished_by_the_next(
+def test_a_crashed_import_is_finished_by_the_next_import(
     system: System, rq: Queue, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     for number in range(3):
@@ -105,7 +107,7 @@ def test_an_import_that_died_is_finished_by_the_next(
     assert len(rq) == 0
 
 
-def test_what_cannot_be_taken_over_stays(system: System, rq: Queue, run: Callable[..., Result]) -> None:
+def test_jobs_that_cannot_be_imported_stay_in_rq(system: System, rq: Queue, run: Callable[..., Result]) -> None:
     first = rq.enqueue(fail, Path("/"))
     awaited = rq.enqueue(double, 1)
     rq.enqueue(double, 2, depends_on=awaited)
@@ -119,7 +121,7 @@ def test_what_cannot_be_taken_over_stays(system: System, rq: Queue, run: Callabl
     assert rq.job_ids == [first.id, awaited.id]
 
 
-def test_an_application_checks_names_and_calls(
+def test_the_application_checks_names_and_calls_of_imported_jobs(
     system: System, rq: Queue, run: Callable[..., Result], in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(in_empty_folder))
@@ -150,7 +152,7 @@ def test_workers_of_rq_and_an_import_share_the_jobs(system: System, rq: Queue, r
         while (dequeued := Queue.dequeue_any([rq], None, connection=rq.connection)) is not None:
             ran.append(dequeued[0].id)
             begun.set()
-            if len(ran) == 100:  # however slow the other side is, something is left for it
+            if len(ran) == 100:  # leaves jobs for the import, however slow it is
                 eventually(lambda: stored(system), "the import has begun")
 
     thread = threading.Thread(target=work)
@@ -164,7 +166,9 @@ def test_workers_of_rq_and_an_import_share_the_jobs(system: System, rq: Queue, r
     assert len(stored(system)) == result["moved"] > 0
 
 
-def test_mistakes_are_told(run: Callable[..., Result], system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_errors_are_reported_without_the_password(
+    run: Callable[..., Result], system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("RQ_REDIS_URL", raising=False)
     missing = CliRunner().invoke(main, ["rq", "import", "--queue", "old"])
     away = CliRunner().invoke(main, ["rq", "import", "--queue", "old", "--url", "redis://:hunter2@127.0.0.1:1"])

@@ -57,7 +57,7 @@ def document(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
-def test_list_and_show(run: Run) -> None:
+def test_schedules_are_listed_and_shown(run: Run) -> None:
     listed = run("schedules", "list").output
     assert "nightly" in listed
     assert "30 2 * * *" in listed
@@ -71,7 +71,7 @@ def test_list_and_show(run: Run) -> None:
     assert "queue" in shown
 
 
-def test_next_previews_with_and_without_a_database(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_previews_fires_with_and_without_a_database(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     fires = document(run("schedules", "next", "nightly", "-n", "3", "--json"))["fires"]
     assert len(fires) == 3
     assert all("T02:30:00+0" in fire or "T03:00:00+02:00" in fire for fire in fires)
@@ -86,7 +86,7 @@ def test_next_previews_with_and_without_a_database(run: Run, monkeypatch: pytest
     assert [line[4:14] for line in bounded] == ["2090-01-01", "2090-01-02"]
 
 
-def test_set_replaces_and_refuses(run: Run) -> None:
+def test_set_replaces_a_schedule_and_rejects_invalid_options(run: Run) -> None:
     said = run("schedules", "set", "nightly", "--name", "often", "--every", "10m", "--param", "day=2026-01-01").output
     assert said.startswith("nightly/often: next fire ")
     run("schedules", "set", "nightly", "--name", "often", "--cron", "0 * * * *", "--overlap", "allow")
@@ -106,7 +106,7 @@ def test_set_replaces_and_refuses(run: Run) -> None:
         assert message in run("schedules", "set", *words, exit_code=1).output
 
 
-def test_pause_resume_delete(run: Run) -> None:
+def test_a_schedule_is_paused_resumed_and_deleted(run: Run) -> None:
     run("schedules", "pause", "nightly")
     assert "is paused already" in run("schedules", "pause", "nightly", exit_code=1).output
     run("workflows", "apply", "nightly.yaml")
@@ -131,8 +131,8 @@ def test_trigger_starts_a_run_of_the_schedule(run: Run, engine: Engine) -> None:
     assert "fire time" in shown
 
 
-def test_backfills(run: Run) -> None:
-    """How they run is for the tests with a leader."""
+def test_backfills_are_created_listed_and_cancelled(run: Run) -> None:
+    """Tests with a leader cover how backfills run."""
     words = ("schedules", "backfill", "nightly", "--from", "2026-01-01", "--to", "2026-02-01")
     number = run(*words, "--concurrency", "3").output.strip()
     (found,) = document(run("schedules", "backfills", "--json"))["backfills"]
@@ -153,7 +153,7 @@ def test_backfills(run: Run) -> None:
         assert message in refused.output
 
 
-def test_the_code_declares_schedules(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedules_declared_in_code_are_applied(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("shop_of_schedules.py").write_text(CODE)
     monkeypatch.syspath_prepend(str(Path.cwd()))
     said = run("schedules", "apply", "--app", "shop_of_schedules:app").output
@@ -172,7 +172,7 @@ def test_the_code_declares_schedules(run: Run, monkeypatch: pytest.MonkeyPatch) 
     assert "cannot be named 'shop.clean', because a workflow has that name" in refused
 
 
-def test_a_schedule_that_is_no_longer_in_the_code_is_named_and_can_be_pruned(
+def test_schedules_removed_from_the_code_are_reported_and_can_be_pruned(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path.cwd()))
@@ -206,6 +206,6 @@ def test_a_schedule_that_is_no_longer_in_the_code_is_named_and_can_be_pruned(
     assert "goes/default" not in keys
 
 
-def test_a_deleted_workflow_takes_its_schedules_along(run: Run) -> None:
+def test_deleting_a_workflow_deletes_its_schedules(run: Run) -> None:
     assert "and its schedules" in run("workflows", "delete", "nightly", "--yes").output
     assert document(run("schedules", "list", "--json"))["schedules"] == []

@@ -1,4 +1,4 @@
-"""Tables on a terminal of any width, and ids of which one writes and reads no more than is enough."""
+"""Tables for terminals of any width, and ids abbreviated to as many digits as are needed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read(*words: object) -> Any:
 
 
 def widen(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    """Let commands print on a terminal of so many columns."""
+    """Let commands print on a terminal of the given width."""
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("NO_COLOR", "1")
@@ -60,7 +60,7 @@ def widen(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
 # -- ids
 
 
-def test_an_id_may_be_abbreviated_as_long_as_it_is_the_only_one(here: System) -> None:
+def test_a_unique_prefix_of_an_id_is_accepted(here: System) -> None:
     here.sql(_TASKS, ids=[*ALIKE, "0199b2f5-0000-7000-8000-000000000000"])
     for written in ("0199b2f5", "0199B2F5-00", "0199b2f50000", "{0199b2f5-0000-7000-8000-000000000000}"):
         assert read("tasks", "show", written)["id"] == "0199b2f5-0000-7000-8000-000000000000"
@@ -68,7 +68,7 @@ def test_an_id_may_be_abbreviated_as_long_as_it_is_the_only_one(here: System) ->
     assert read("tasks", "list", "--before", "0199b2f4-7d5c-7002")["tasks"][0]["id"] == ALIKE[0]
 
 
-def test_the_end_of_an_id_is_enough(here: System) -> None:
+def test_the_last_digits_of_an_id_are_accepted(here: System) -> None:
     """The dashboard shows the last 8 digits of ids, and `top` the last 12."""
     ended, failed = "0199b2f5-0000-7000-8000-00005b0d6f2a", here.job.enqueue().id
     here.sql(_TASKS, ids=[*ALIKE, ended])
@@ -78,7 +78,7 @@ def test_the_end_of_an_id_is_enough(here: System) -> None:
     assert "No task has the id 0d6f2a" in invoke("tasks", "show", ended[-6:]).stderr, "too few digits"
 
 
-def test_one_that_several_begin_with_names_them(here: System) -> None:
+def test_an_ambiguous_prefix_lists_the_matching_ids(here: System) -> None:
     here.sql(_TASKS, ids=ALIKE)
     refused = invoke("tasks", "show", "0199b2f4-7d")
     assert refused.exit_code == 1
@@ -89,7 +89,7 @@ def test_one_that_several_begin_with_names_them(here: System) -> None:
     assert refused.stderr.splitlines()[-1] == "  …"
 
 
-def test_one_that_none_begins_with_is_not_found(here: System) -> None:
+def test_an_unknown_or_malformed_prefix_is_rejected(here: System) -> None:
     refused = invoke("tasks", "show", "0199b2f4")
     assert refused.exit_code == 1
     assert "No task has the id 0199b2f4…." in refused.stderr
@@ -102,7 +102,7 @@ def test_one_that_none_begins_with_is_not_found(here: System) -> None:
         assert "Expected a UUID, its first 4 or last 8 digits or more, or an id or key" in refused.stderr
 
 
-def test_every_command_takes_ids_like_this() -> None:
+def test_every_command_accepts_abbreviated_ids() -> None:
     taken = {
         (name, parameter.name): isinstance(parameter.type, IdOf)
         for name, command in ALL.items()
@@ -114,7 +114,7 @@ def test_every_command_takes_ids_like_this() -> None:
     assert all(taken.values()), taken
 
 
-def test_ids_are_short_on_a_terminal_and_lead_back(here: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_printed_on_a_terminal_are_short_but_unambiguous(here: System, monkeypatch: pytest.MonkeyPatch) -> None:
     here.sql(_TASKS, ids=["0199b2f5-0000-7000-8000-000000000000"])
     widen(monkeypatch, 100)
     assert column(invoke("tasks", "list").stdout) == ["0199b2f5-0000"]
@@ -129,7 +129,7 @@ def test_ids_are_short_on_a_terminal_and_lead_back(here: System, monkeypatch: py
 
 
 @pytest.mark.long_for("http")
-def test_the_ids_of_every_list_lead_back(here: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abbreviated_ids_of_every_list_find_their_objects(here: System, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(here)
     fill_with_code(here)
     with monkeypatch.context() as terminal:
@@ -164,7 +164,7 @@ def test_abbreviations_are_looked_up_in_the_index(engine: Engine) -> None:
 # -- order
 
 
-def test_what_a_rerun_keeps_stands_with_its_run(here: System) -> None:
+def test_tasks_kept_by_a_rerun_are_listed_with_their_run(here: System) -> None:
     fill(here)
     kept = next(run["id"] for run in read("runs", "list", "--workflow", "steps", "--status", "success")["runs"])
     new = invoke("runs", "rerun", kept, "--from", "last").stdout.strip()
@@ -177,7 +177,7 @@ def test_what_a_rerun_keeps_stands_with_its_run(here: System) -> None:
     assert all(UUID(run["id"]).version in (7, 8) for run in read("runs", "list")["runs"])
 
 
-def test_the_tasks_of_a_run_stand_in_their_order_page_by_page(here: System) -> None:
+def test_the_tasks_of_a_run_are_listed_by_position(here: System) -> None:
     run = here.app.start_many(here.job, list(range(25)))
     here.app.enqueue_many(here.job.options(queue="batch"), [(number,) for number in range(25)])
     seen: list[int] = []
@@ -200,7 +200,7 @@ def test_the_tasks_of_a_run_stand_in_their_order_page_by_page(here: System) -> N
 # -- width
 
 
-def test_a_list_of_nothing_says_what_comes_first(here: System) -> None:
+def test_an_empty_list_suggests_the_first_command(here: System) -> None:
     assert "There is no task yet. Enqueue one: orchestrator enqueue NAME" in invoke("tasks", "list").stdout
     assert invoke("tasks", "list", "--queue", "q").stdout == "No task matches.\n"
     assert "There is no run yet. Start one: orchestrator runs start WORKFLOW" in invoke("runs", "list").stdout
@@ -208,7 +208,7 @@ def test_a_list_of_nothing_says_what_comes_first(here: System) -> None:
 
 
 @pytest.mark.long_for("http")
-def test_no_row_is_longer_than_the_terminal_is_wide(here: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_rows_fit_the_width_of_the_terminal(here: System, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(here)
     fill_with_code(here)
     here.app.start_many(here.job, [1], name="サムネイルを全部つくるための長い長い名前" * 3)
@@ -217,7 +217,7 @@ def test_no_row_is_longer_than_the_terminal_is_wide(here: System, monkeypatch: p
     for name in ("sometimes", "on-a-tuesday-in-the-summer-of-next-year"):
         assert invoke("schedules", "set", "steps", "--name", name, "--cron", "15 3,9,12 * 1-6 2").exit_code == 0
     assert invoke("schedules", "backfill", "steps/default", "--from", "2026-01-01", "--to", "2026-02-01").exit_code == 0
-    here.sql("UPDATE orchestrator.workers SET seen_at = now() + interval '1 hour'")  # however long this takes
+    here.sql("UPDATE orchestrator.workers SET seen_at = now() + interval '1 hour'")  # live throughout the test
     counts = {words: rows_of(words) for words in LISTS if words not in (("status",), ("top",), ("db", "check"))}
     for width in (60, 61, 80, 100, 140, 400):
         widen(monkeypatch, width)
@@ -229,7 +229,7 @@ def test_no_row_is_longer_than_the_terminal_is_wide(here: System, monkeypatch: p
                 assert not re.search(r"  [0-9,]+…( |$)", "\n".join(lines)), "no number is cut"
 
 
-def test_a_step_of_a_run_is_a_line(here: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_of_a_run_is_shown_on_one_line(here: System, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(here)
     here.sql(
         """UPDATE orchestrator.ended_tasks SET error = '{"kind": "E", "message": "a long 説明文 of what went wrong"}'"""
@@ -249,7 +249,7 @@ def rows_of(words: tuple[str, ...]) -> int:
     return sum(len(value) for value in read(*words).values() if isinstance(value, list))
 
 
-def test_nothing_is_cut_where_nobody_reads_it_on_a_terminal(here: System) -> None:
+def test_output_outside_a_terminal_is_not_cut(here: System) -> None:
     name = "x" * 12_000
     here.app.start_many(here.job, [1])
     here.sql("UPDATE orchestrator.runs SET name = :name", name=name)
@@ -274,7 +274,7 @@ def test_no_line_ends_in_blanks(here: System, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.undo()
 
 
-def test_the_lines_below_a_long_one_are_as_short_as_ever(here: System) -> None:
+def test_a_long_line_does_not_pad_the_lines_below(here: System) -> None:
     run = here.app.start_many(here.job, [1]).id
     here.sql("UPDATE orchestrator.runs SET name = :name", name="x" * 100_000)
     shown = invoke("runs", "show", run).stdout
@@ -285,7 +285,7 @@ def test_the_lines_below_a_long_one_are_as_short_as_ever(here: System) -> None:
 # -- counts
 
 
-def test_status_counts_as_many_ended_tasks_as_have_ended(here: System) -> None:
+def test_status_counts_all_ended_tasks(here: System) -> None:
     assert "no ended tasks" in invoke("status").stdout
     here.sql(_TASKS, ids=[str(uuid4()) for _ in range(112)])
     shown = invoke("status").stdout
@@ -297,7 +297,7 @@ def test_status_counts_as_many_ended_tasks_as_have_ended(here: System) -> None:
     assert "about 10,113 ended tasks" in shown.replace("\n", " ")
 
 
-def test_a_backfill_tells_what_runs_from_what_waits(here: System) -> None:
+def test_a_backfill_counts_running_waiting_and_stuck_runs(here: System) -> None:
     fill(here)
     assert invoke("schedules", "backfill", "steps", "--from", "2026-01-01", "--to", "2026-01-21").exit_code == 0
     here.pass_seconds()
@@ -308,7 +308,7 @@ def test_a_backfill_tells_what_runs_from_what_waits(here: System) -> None:
     assert "1 stuck" in invoke("schedules", "backfills").stdout
 
 
-def test_a_backfill_is_previewed_and_counts_what_it_starts(here: System) -> None:
+def test_a_backfill_is_previewed_and_counts_its_runs(here: System) -> None:
     fill(here)
     words = ("schedules", "backfill", "steps", "--from", "2026-01-01", "--to")
     preview = invoke(*words, "2026-01-04", "--dry-run").stdout.splitlines()
@@ -328,7 +328,7 @@ def test_a_backfill_is_previewed_and_counts_what_it_starts(here: System) -> None
     assert (view["total"], view["started"], view["had_run"], view["open"]) == (5, 2, 3, 2)
 
 
-def test_status_says_what_of_the_last_hour_is_not_counted(here: System) -> None:
+def test_status_says_that_short_retention_limits_the_last_hour(here: System) -> None:
     assert "last hour    none\n" in invoke("status").stdout
     here.app.queue("mail").retain(success=120, failed=0)
     assert "last hour    none (some are kept for 2m only, and not counted after that)\n" in invoke("status").stdout

@@ -102,7 +102,7 @@ def test_files_are_validated_without_services(run: Callable[..., Result], monkey
     assert run("workflows", "validate", "gone.yaml").exit_code == 2
 
 
-def test_steps_take_over_what_the_tasks_of_the_application_say(run: Callable[..., Result]) -> None:
+def test_steps_inherit_the_options_of_the_applications_tasks(run: Callable[..., Result]) -> None:
     write(NIGHTLY.replace("nightly", "limited"))
     code = "from orchestrator import Orchestrator\napp = Orchestrator()\n"
     write(f"{code}app.task(name='shop.process', concurrency=2)(lambda item: item)\n", "night_shop.py")
@@ -123,7 +123,7 @@ def test_steps_take_over_what_the_tasks_of_the_application_say(run: Callable[...
     assert run("workflows", "validate", "nightly.yaml", *app).exit_code == 0
 
 
-def test_all_that_is_wrong_is_said_at_once_and_nothing_twice(run: Callable[..., Result]) -> None:
+def test_all_problems_are_reported_at_once_and_none_twice(run: Callable[..., Result]) -> None:
     code = "from orchestrator import Orchestrator\napp = Orchestrator()\n"
     tasks = ("def fetch(day: str, size: int): ...", "def load(rows: list, table: str): ...")
     write(code + "".join(f"@app.task\n{task}\n" for task in tasks), "at_once.py")
@@ -193,7 +193,7 @@ def test_a_workflow_is_applied_listed_shown_compared_and_deleted(
     assert run("workflows", "show", "story", "--version", "2").exit_code == 0
 
 
-def test_if_a_file_is_not_valid_none_is_applied(run: Callable[..., Result], read: Callable[..., Any]) -> None:
+def test_apply_stores_nothing_if_a_file_is_invalid(run: Callable[..., Result], read: Callable[..., Any]) -> None:
     write(NIGHTLY.replace("nightly", "innocent"), "innocent.yaml")
     write("name: bad\ntasks: {a: {tsk: x}}\n", "bad.yaml")
     refused = run("workflows", "apply", "innocent.yaml", "bad.yaml")
@@ -202,7 +202,7 @@ def test_if_a_file_is_not_valid_none_is_applied(run: Callable[..., Result], read
     assert "innocent" not in [found["name"] for found in read("workflows", "list")["workflows"]]
 
 
-def test_what_cannot_be_compared_exits_with_2(run: Callable[..., Result]) -> None:
+def test_diff_exits_with_2_if_a_file_cannot_be_compared(run: Callable[..., Result]) -> None:
     write("name: [", "bad.yaml")
     assert run("workflows", "diff", "bad.yaml").exit_code == 2
     assert run("workflows", "diff", "gone.yaml").exit_code == 2
@@ -241,7 +241,7 @@ def test_a_run_is_started_with_parameters_tags_and_a_key(run: Callable[..., Resu
         assert part in people
 
 
-def test_a_start_with_a_key_that_was_used_says_so(run: Callable[..., Result], read: Callable[..., Any]) -> None:
+def test_a_start_with_a_used_key_reports_the_existing_run(run: Callable[..., Result], read: Callable[..., Any]) -> None:
     run("workflows", "apply", "nightly.yaml")
     words = ("runs", "start", "nightly", "day=2024-01-31", "--key", "told-once")
     first, second = run(*words), run(*words)
@@ -261,18 +261,20 @@ def test_a_start_with_a_key_that_was_used_says_so(run: Callable[..., Result], re
         (["nightly", "--wait", "--watch"], "cannot be combined with --wait or --json", 2),
     ],
 )
-def test_mistakes_are_messages(run: Callable[..., Result], words: list[str], message: str, exit_code: int) -> None:
+def test_invalid_starts_give_an_error_message(
+    run: Callable[..., Result], words: list[str], message: str, exit_code: int
+) -> None:
     run("workflows", "apply", "nightly.yaml")
     refused = run("runs", "start", *words)
     assert refused.exit_code == exit_code
     assert message in refused.stderr
 
 
-# -- looking
+# -- reading
 
 
 class Night:
-    """A run of a workflow of five steps, brought by hand to where it failed."""
+    """A run of a five-step workflow, brought by hand to its failure."""
 
     STEPS = (
         Step(name="discover", task="shop.discover"),
@@ -354,7 +356,9 @@ class Night:
         return new.id
 
 
-def test_the_steps_of_a_run_are_told(engine: Engine, run: Callable[..., Result], read: Callable[..., Any]) -> None:
+def test_the_steps_of_a_run_are_shown_with_their_states(
+    engine: Engine, run: Callable[..., Result], read: Callable[..., Any]
+) -> None:
     with engine.begin() as connection:
         night = Night(connection, "steps")
         night.task(0, 0, "success")
@@ -419,7 +423,7 @@ def test_runs_are_found_by_workflow_state_tag_and_time(engine: Engine, read: Cal
     assert found("--workflow", "sought", "--before", page["next"]) == {str(old.uuid)}
 
 
-def test_a_time_that_is_none_is_a_usage_error(run: Callable[..., Result]) -> None:
+def test_an_invalid_time_is_a_usage_error(run: Callable[..., Result]) -> None:
     refused = run("runs", "list", "--since", "yesterday")
     assert refused.exit_code == 2
     assert "'yesterday' is neither a duration such as 2h nor a time" in refused.stderr
@@ -454,8 +458,8 @@ SELECT lpad(to_hex(n), 32, '0')::uuid, 'n', 0, 0,
 """
 
 
-def test_the_last_runs_of_a_workflow_are_found_behind_all_newer_ones_of_others(connection: Connection) -> None:
-    mark = f"{uuid4().hex} "  # names that stand nowhere in the index, not even in rows that are gone
+def test_the_last_runs_of_a_workflow_are_found_behind_newer_runs(connection: Connection) -> None:
+    mark = f"{uuid4().hex} "  # names that are not in the index, not even in deleted rows
     even, odd, busy = (f"{mark}{name}" for name in ("old0", "old1", "busy"))
     connection.exec_driver_sql("DELETE FROM orchestrator.runs")
     connection.exec_driver_sql(_OLD_AND_NEW, {"mark": mark})
@@ -487,7 +491,7 @@ def test_the_last_runs_of_a_workflow_are_found_behind_all_newer_ones_of_others(c
     connection.rollback()
 
 
-def test_orders_of_runs_are_those_of_an_index(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sorted_run_lists_use_an_index(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     connection.exec_driver_sql("DELETE FROM orchestrator.runs")
     connection.exec_driver_sql(_OLD_AND_NEW, {"mark": ""})
     connection.exec_driver_sql(
@@ -507,12 +511,12 @@ def test_orders_of_runs_are_those_of_an_index(connection: Connection, monkeypatc
         failed = RunFilter(statuses=(ShownRunState.FAILED,), workflow="old1" if order == "ended" else None)
         wanted = [id for id in ids if states[id].status == "failed" and failed.workflow in (None, states[id].workflow)]
         assert len(wanted) > 100
-        _is_in_order(connection, monkeypatch, order, index, ids, failed, wanted)
-        _is_in_order(connection, monkeypatch, f"-{order}", index, ids[::-1], failed, wanted[::-1])
+        _check_order(connection, monkeypatch, order, index, ids, failed, wanted)
+        _check_order(connection, monkeypatch, f"-{order}", index, ids[::-1], failed, wanted[::-1])
     connection.rollback()
 
 
-def _is_in_order(
+def _check_order(
     connection: Connection,
     monkeypatch: pytest.MonkeyPatch,
     sort: Any,
@@ -557,8 +561,8 @@ SELECT pg_stat_get_xact_tuples_returned(found) + pg_stat_get_xact_tuples_fetched
 """
 
 
-def test_ten_thousand_tasks_are_told_quickly(connection: Connection) -> None:
-    """What that takes is counted: a busy machine takes any time for it."""
+def test_the_steps_of_ten_thousand_tasks_are_read_quickly(connection: Connection) -> None:
+    """Rows and CPU time are counted: a busy machine takes any time for it."""
     night = Night(connection, "large")
     connection.exec_driver_sql(_MANY_TASKS, {"run": night.id.hex(), "error": ERROR})
     before, began = connection.exec_driver_sql(_ROWS_READ).scalar_one(), time.thread_time()
@@ -574,7 +578,9 @@ def test_ten_thousand_tasks_are_told_quickly(connection: Connection) -> None:
 # -- watching
 
 
-def test_an_ended_run_is_watched_at_once(engine: Engine, run: Callable[..., Result], read: Callable[..., Any]) -> None:
+def test_watching_an_ended_run_prints_its_steps_at_once(
+    engine: Engine, run: Callable[..., Result], read: Callable[..., Any]
+) -> None:
     with engine.begin() as connection:
         night = Night(connection, "ended")
         night.task(0, 0, "success")
@@ -679,7 +685,7 @@ async def refund(ctx: WorkflowContext, item: str) -> str:
 
 @pytest.fixture
 def open_orders(run: Callable[..., Result], connection: Connection) -> None:
-    """Two runs of `order` and one of `refund`, each of which waits for a task."""
+    """Two runs of `order` and one of `refund`, each waiting for a task."""
     write(ORDERS, "orders.py")
     for number, workflow in enumerate(("order", "order", "refund"), 1):
         identifier = derived_id(bytes(16), workflow, number)
@@ -728,13 +734,13 @@ def open_orders(run: Callable[..., Result], connection: Connection) -> None:
         ),
     ],
 )
-def test_replay_check_finds_what_a_deploy_would_make_stuck(
+def test_replay_check_finds_code_that_would_make_runs_stuck(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, old: str, new: str, exit_code: int, said: str
 ) -> None:
     name = f"orders_{abs(hash(new))}"
     write(ORDERS.replace(old, new) if old else ORDERS, f"{name}.py")
     monkeypatch.syspath_prepend(str(Path.cwd()))
-    once = () if "hash(" in new else ("--once",)  # without the other process
+    once = () if "hash(" in new else ("--once",)  # without the second process
     result = run("workflows", "replay-check", "--app", f"{name}:app", *once)
     assert said in result.output
     assert result.exit_code == exit_code, result.output
@@ -757,7 +763,7 @@ def test_replay_check_goes_on_after_code_that_exits(
 
 
 @pytest.mark.usefixtures("open_orders")
-def test_replay_check_leaves_out_what_another_application_has(
+def test_replay_check_skips_workflows_of_another_application(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(ORDERS.replace('"order"', '"orders"'), "orders_elsewhere.py")
@@ -786,7 +792,7 @@ async def order(ctx: WorkflowContext, item: str, password: str) -> str:
 
 @pytest.fixture
 def ended_orders(run: Callable[..., Result], connection: Connection) -> list[bytes]:
-    """Four runs, of which the first has the longest history, and the last is open."""
+    """Four runs: the first has the longest history, and the last is open."""
     ids = []
     for number in range(1, 5):
         run_id = time_ordered_id(number, bytes(10))
@@ -835,7 +841,9 @@ def test_histories_are_exported_and_checked_without_a_database(
     assert run(*check, "depot_lost:app", "--elsewhere", "depot/order").exit_code == 2  # nothing was checked
 
 
-def test_a_file_that_is_no_history_does_not_fit(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_check_reports_an_invalid_history_file(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(Path.cwd()))
     write(EXPORTED, "depot_read.py")
     Path("histories").mkdir()
@@ -844,7 +852,7 @@ def test_a_file_that_is_no_history_does_not_fit(run: Callable[..., Result], monk
     assert (result.exit_code, "one.json: History: expected" in result.output) == (1, True)
 
 
-def test_commands_that_changed_places_are_found_in_order_only(
+def test_swapped_commands_are_found_only_by_the_option_in_order(
     run: Callable[..., Result], ended_orders: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ended_orders

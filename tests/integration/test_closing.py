@@ -1,6 +1,6 @@
-"""Who listens to Redis in a thread ends without a word where its connection is closed under it.
+"""A thread that listens to Redis ends silently if its connection is closed.
 
-Whoever closes waits for the thread, but not for long: a machine may stand still for longer.
+The closer waits for the thread, but not for long: a machine may freeze for longer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def hearing_of_ends(redis: Redis) -> Callable[[], threading.Thread | None]:
 
     def close() -> threading.Thread | None:
         announcements._closed.set()
-        with suppress(AttributeError):  # the thread closes it, too, and may be quicker
+        with suppress(AttributeError):  # the thread closes it as well, and may be quicker
             announcements._pubsub.close()
         redis.close()
         return announcements._thread
@@ -49,7 +49,7 @@ def hearing_of_ends(redis: Redis) -> Callable[[], threading.Thread | None]:
 
 
 @pytest.mark.parametrize("hearing", [hearing_of_offers, hearing_of_ends])
-def test_a_connection_that_is_closed_under_who_listens_is_no_defect(
+def test_closing_the_connection_of_a_listening_thread_raises_nothing(
     redis_url: str,
     monkeypatch: pytest.MonkeyPatch,
     hearing: Callable[[Redis], Callable[[], threading.Thread | None]],

@@ -1,4 +1,4 @@
-"""Attributes of runs: set by code and at the start, kept across turns, runs and resets, shown, and filtered by."""
+"""Attributes of runs: set by code and at the start, kept across turns, runs and resets, shown, and used as filters."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def listed(system: System, *attributes: str, **more: Any) -> set[UUID]:
         return {run.id for run in list_runs(connection, RunFilter(attributes=attributes, **more)).runs}
 
 
-def test_attributes_are_set_kept_and_filtered_by(system: System, engine_: Engine) -> None:
+def test_attributes_are_set_kept_and_used_as_filters(system: System, engine_: Engine) -> None:
     order = workflow_of(system.app)
     worker = system.worker("w1", knows=("order",))
     handle: WorkflowHandle[Any] = order.starting(attributes={"customer": "acme", "stage": "asked"}).start()
     other = order.start()
-    assert handle.attributes() == {"customer": "acme", "stage": "asked"}  # before its code runs
+    assert handle.attributes() == {"customer": "acme", "stage": "asked"}  # before the code runs
     assert listed(system, "stage=asked") == {UUID(handle.id)}
     rest(system, worker, engine_)
-    engine_.close()  # the worker is gone: another one replays
+    engine_.close()  # the worker is gone: another worker replays
     for run in (handle, other):
         run.signal("go")
     rest(system, worker, engine_)
@@ -62,7 +62,7 @@ def test_attributes_are_set_kept_and_filtered_by(system: System, engine_: Engine
     assert handle.attributes() == SET
     assert handle.state() == {}
     found = listed(system, "stage=paid", "total=12.5", "paid=true", "customer=acme")
-    assert len(found) == 2  # the run, and the one in which it goes on
+    assert len(found) == 2  # the run and its continuation
     assert listed(system, "stage=paid", 'count="3"') == set()
     assert listed(system, "stage=paid", workflow="order") == listed(system, "stage=paid")
     assert listed(system, "gone=soon") == set()
@@ -85,7 +85,7 @@ def test_a_rerun_begins_with_the_attributes_of_the_start(system: System) -> None
     assert again.attributes() == {"customer": "acme"}
 
 
-def test_a_list_by_attributes_uses_their_index(system: System) -> None:
+def test_an_attribute_filter_uses_the_index(system: System) -> None:
     statement = (
         'SELECT id FROM orchestrator.runs WHERE attributes IS NOT NULL AND attributes @> \'{"stage": "paid"}\'::jsonb'
     )
@@ -134,7 +134,7 @@ def test_runs_are_listed_by_ranges_of_attributes(
     assert "".join(sorted(runs[found] for found in listed(system, *filters, **more))) == expected
 
 
-def test_a_list_by_a_range_looks_at_a_bounded_number_of_runs(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_filter_scans_a_bounded_number_of_runs(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_lists, "MAX_SCANNED", 2)
     order = workflow_of(system.app)
     first = order.starting(attributes={"total": 100}).start()
@@ -143,10 +143,10 @@ def test_a_list_by_a_range_looks_at_a_bounded_number_of_runs(system: System, mon
     with system.engine.connect() as connection:
         page = run_lists.page_of_runs(connection, RunFilter(attributes=("total>=100",)), limit=50)
     assert (page.runs, page.next is None) == ([], False)
-    assert listed(system, "total>=100") == {UUID(first.id)}  # page after page, within a second
+    assert listed(system, "total>=100") == {UUID(first.id)}  # page by page, within a second
 
 
-def test_in_a_test_attributes_are_replayed_reset_and_carried_over() -> None:
+def test_workflow_test_replays_and_carries_over_attributes() -> None:
     app = Orchestrator()
     order = workflow_of(app)
 
@@ -169,13 +169,13 @@ def test_in_a_test_attributes_are_replayed_reset_and_carried_over() -> None:
 @pytest.mark.parametrize(
     "value", [object(), [1], {"a": 1}, 2**60, float("nan"), "x" * 300, "a\nb", datetime(2026, 1, 1)]
 )
-def test_what_is_no_scalar_is_refused(value: Any) -> None:
+def test_an_invalid_attribute_value_is_rejected(value: Any) -> None:
     app = Orchestrator()
     with pytest.raises(InvalidWorkflow, match="Attribute 'a': expected a string of at most 255"):
         workflow_of(app).starting(attributes={"a": value})
 
 
-def test_there_may_not_be_too_many_and_names_are_plain() -> None:
+def test_the_number_and_the_names_of_attributes_are_limited() -> None:
     order = workflow_of(Orchestrator())
     with pytest.raises(InvalidWorkflow, match="at most 32, found 33"):
         order.starting(attributes={f"a{n}": n for n in range(MAX_ATTRIBUTES + 1)})
@@ -183,7 +183,7 @@ def test_there_may_not_be_too_many_and_names_are_plain() -> None:
         order.starting(attributes={"a=b": 1})
 
 
-def test_filters_are_typed() -> None:
+def test_attribute_filters_are_parsed_with_their_types() -> None:
     assert parse_filters(["a=1", "b=1.5", "c=true", 'd="1"', "e=x=y", "f=null", "g=01"]) == {
         **{"a": 1, "b": 1.5, "c": True, "d": "1", "e": "x=y", "f": "null", "g": "01"}
     }
@@ -213,9 +213,7 @@ def test_filters_are_typed() -> None:
         ("tags=[1, 2]", 'tags="[1, 2]"'),
     ],
 )
-def test_a_filter_that_could_match_nothing_is_refused_and_shows_the_right_form(
-    system: System, odd: str, meant: str
-) -> None:
+def test_an_invalid_filter_is_rejected_with_a_suggestion(system: System, odd: str, meant: str) -> None:
     said = f"such as stage=paid, stage!=paid or total>=100; found {odd!r}. Did you mean {meant!r}?"
     with pytest.raises(InvalidWorkflow) as refused:
         listed(system, odd)
@@ -224,7 +222,7 @@ def test_a_filter_that_could_match_nothing_is_refused_and_shows_the_right_form(
     assert (answer.status_code, answer.json()["detail"].endswith(said)) == (422, True)
 
 
-def test_two_values_of_one_attribute_are_refused(system: System) -> None:
+def test_two_values_of_an_attribute_in_a_filter_are_rejected(system: System) -> None:
     with pytest.raises(InvalidWorkflow, match="Attribute 'stage': a run has one value, found 'new' and 'paid'"):
         listed(system, "stage=new", "stage=paid")
     assert listed(system, "stage=new", "stage=new") == set()

@@ -1,4 +1,4 @@
-"""The turn task of a run of code has the run's id: whoever cancels it cancels the run, and the code hears of it."""
+"""The turn task of a code run has the run's id: cancelling the task cancels the run, and the code is notified."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ WAYS: list[Callable[[System, WorkflowHandle[Any]], None]] = [_by_handle, _by_pur
 
 
 @pytest.mark.parametrize("cancel", WAYS)
-def test_the_code_hears_that_its_task_is_cancelled(
+def test_cancelling_the_turn_task_notifies_the_code(
     system: System,
     order: CodeWorkflow[..., Any],
     worker: Worker,
@@ -82,28 +82,28 @@ def test_the_code_hears_that_its_task_is_cancelled(
     assert kinds(system, handle).count("run_cancel_requested") == 1
 
 
-def test_it_reaches_the_run_in_which_that_one_goes_on(
+def test_a_cancel_of_the_turn_task_reaches_the_runs_successor(
     system: System, order: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     handle = order.start(continues=True)
     rest(system, worker, engine_)
     handle.signal("go", 1)
     rest(system, worker, engine_)
-    with system.engine.begin() as connection:  # it was asked for before the run continued, and is applied now
+    with system.engine.begin() as connection:  # requested before the run continued, and applied now
         inbox.add(connection, RequestKind.CANCEL_TASK, raw(handle))
     system.pass_seconds()
     successor = WorkflowHandle[Any](system.app._client, successor_id(raw(handle)))
     assert kinds(system, successor)[-1] == "run_cancel_requested"
 
 
-def test_the_run_of_a_dag_is_no_task(system: System) -> None:
+def test_the_run_of_a_dag_cannot_be_cancelled_as_a_task(system: System) -> None:
     system.app.workflows.apply(Definition(name="dag", steps=(Step(name="a", task="job"),)))
     run = system.app.workflows["dag"].start()
     with pytest.raises(NotFound, match="No task"):
         system.app.handle(run.id).cancel()
 
 
-def test_what_the_code_knows_is_not_retried(
+def test_the_tasks_of_a_failed_code_run_cannot_be_retried(
     system: System, order: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     handle = order.start(fails=True)

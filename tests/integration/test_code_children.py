@@ -1,4 +1,4 @@
-"""Children of runs of code, and what becomes of them when their parents end."""
+"""Child runs of workflows as code, and what happens to them when their parents end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def kinds_of(system: System, row: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("shape", ["returns", "raises", "continues", "starts it, too"])
-def test_a_detached_child_that_is_cancelled_in_the_last_turn_is_cancelled(
+def test_a_cancel_in_the_parents_last_turn_reaches_a_detached_child(
     system: System, sleeper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, shape: str
 ) -> None:
     @system.app.workflow(name="parent")
@@ -76,7 +76,7 @@ def test_a_detached_child_that_is_cancelled_in_the_last_turn_is_cancelled(
 def ended_child(
     system: System, worker: Worker, engine: Engine, how: str, sleeper: CodeWorkflow[..., Any], **options: Any
 ) -> tuple[Any, WorkflowHandle[Any]]:
-    """Let a run end that has a child; return the row of that, and the run."""
+    """End a run that has a child; return the child's row, and the run."""
 
     @system.app.workflow(name="parent")
     async def parent(ctx: WorkflowContext) -> None:
@@ -122,7 +122,7 @@ def test_a_child_ends_as_its_close_policy_says_however_its_parent_ends(
     assert parent.status() == ("terminated" if how == "terminate" else "success")
 
 
-def test_a_run_that_is_terminated_is_told_from_one_that_was_cancelled(
+def test_terminated_and_cancelled_runs_have_different_states(
     system: System, sleeper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     terminated, cancelled = sleeper.start(), sleeper.start()

@@ -1,4 +1,4 @@
-"""A run that continues as new: whatever was said to it reaches its successor, or is answered."""
+"""A run that continues as new: messages to the run reach its successor, or are answered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.waiting import eventually
 T = TypeVar("T")
 
 MOMENTS = ("before", "in the same turn", "while the turn is out", "with its report", "after it")
-"""When something is said to a run, as seen from the turn in which it continues."""
+"""When a message is sent to a run, relative to the turn in which the run continues."""
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def worker(system: System) -> Worker:
 def continue_with(
     system: System, worker: Worker, engine: Engine, handle: WorkflowHandle[Any], moment: str, say: Callable[[], object]
 ) -> None:
-    """Have a run continue as new, and let something be said at a moment of that."""
+    """Let a run continue as new, and call `say` at the given moment."""
     if moment != "before":
         rest(system, worker, engine)
     else:
@@ -96,7 +96,7 @@ def continue_with(
 
 
 def asking(system: System, ask: Callable[[], T]) -> Future[T]:
-    """Ask in a thread of its own, and return when the request is stored."""
+    """Call `ask` in its own thread, and return when the request is stored."""
     before = system.count("inbox")
     pool = ThreadPoolExecutor(1)
     asked = pool.submit(ask)
@@ -110,7 +110,7 @@ def successor(system: System, handle: WorkflowHandle[Any]) -> WorkflowHandle[Any
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_cancel_arrives(
+def test_a_cancel_reaches_a_run_that_continues(
     system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, moment: str
 ) -> None:
     handle = looper.start()
@@ -128,7 +128,7 @@ def test_a_loop_that_continues_without_ever_waiting_can_be_cancelled(
 
     handle = whirl.start()
     turn(system, worker, engine_)
-    assert turn(system, worker, engine_)  # so it would go on for ever
+    assert turn(system, worker, engine_)  # the loop would go on forever
     if why == "cancelled":
         handle.cancel()
     else:
@@ -138,7 +138,7 @@ def test_a_loop_that_continues_without_ever_waiting_can_be_cancelled(
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_an_update_is_answered(
+def test_an_update_of_a_run_that_continues_is_answered(
     system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, moment: str
 ) -> None:
     handle = looper.start()
@@ -152,7 +152,7 @@ def test_an_update_is_answered(
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_terminated_run_ends(
+def test_a_run_that_continues_can_be_terminated(
     system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, moment: str
 ) -> None:
     handle = looper.start()
@@ -160,10 +160,10 @@ def test_a_terminated_run_ends(
     assert handle.status() == "terminated"
 
 
-def test_a_run_that_is_being_terminated_does_not_escape(
+def test_a_run_that_is_being_terminated_cannot_continue(
     system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
-    """Its tasks are cancelled in slices, and its code may end before its turn comes."""
+    """The run's tasks are cancelled in slices, and its code may end before its slice comes."""
     handle = looper.start()
     rest(system, worker, engine_)
     handle.signal("go", "on")
@@ -176,7 +176,7 @@ def test_a_run_that_is_being_terminated_does_not_escape(
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_time_goes_on(
+def test_the_timeout_of_a_run_includes_its_continuation(
     system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, moment: str
 ) -> None:
     handle = looper.start()
@@ -188,7 +188,7 @@ def test_time_goes_on(
         handle.result(0)
 
 
-def test_a_run_has_its_time_once_however_often_it_continues(
+def test_a_run_keeps_its_deadline_however_often_it_continues(
     system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     handle = looper.start()
@@ -210,7 +210,7 @@ def child_of(system: System, handle: WorkflowHandle[Any]) -> WorkflowHandle[Any]
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("how", ["end", "terminate", "cancel child"])
-def test_a_child_that_continues_is_not_forgotten(
+def test_a_cancel_reaches_a_child_that_continues(
     system: System, parent: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, how: str, moment: str
 ) -> None:
     handle = parent.start()
@@ -233,7 +233,7 @@ def test_a_child_that_continues_is_not_forgotten(
 
 
 @pytest.mark.parametrize(("detached", "status"), [(False, "cancelled"), (True, "running")])
-def test_children_end_with_a_run_that_continues_unless_they_are_detached(
+def test_continuing_cancels_children_unless_they_are_detached(
     system: System, parent: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, detached: bool, status: str
 ) -> None:
     handle = parent.start(0, detached)
@@ -246,7 +246,7 @@ def test_children_end_with_a_run_that_continues_unless_they_are_detached(
     assert second.status() == "running"
 
 
-def test_a_query_that_came_too_late_is_answered_by_the_successor(
+def test_a_late_query_is_answered_by_the_successor(
     system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     handle = looper.start()
@@ -256,10 +256,10 @@ def test_a_query_that_came_too_late_is_answered_by_the_successor(
         asked.append(asking(system, lambda: handle.query("count", timeout=60)))
 
     continue_with(system, worker, engine_, handle, "while the turn is out", ask)
-    assert asked[0].result(60) == 1  # long before it is asked again
+    assert asked[0].result(60) == 1  # long before the client asks again
 
 
-def test_what_was_said_arrives_in_order(
+def test_messages_reach_the_successor_in_order(
     system: System, looper: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     handle = looper.start()

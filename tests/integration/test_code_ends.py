@@ -1,4 +1,4 @@
-"""Who hears of the end of a run of code."""
+"""Notifications of the end of a code run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def worker(system: System) -> Worker:
 
 
 def play(system: System, worker: Worker, *ends: Command) -> None:
-    """Let the code of all runs that are due do this, one turn after another."""
+    """For each command, let all due turns of code end with that command."""
     for end in ends:
         system.pass_seconds(2)
         turns = [task for task in worker.take() if task.is_turn_task]
@@ -48,7 +48,7 @@ def play(system: System, worker: Worker, *ends: Command) -> None:
 
 
 def waits(system: System, name: str, on: str, *, params: str = "{}") -> None:
-    """Let a workflow wait for the end of another."""
+    """Apply a workflow triggered by the end of another."""
     text = f"name: {name}\non: [{on}]\nparams: {params}\ntasks: {{only: {{task: job}}}}\n"
     system.app.workflows.apply(definitions.loads(text))
 
@@ -113,7 +113,7 @@ def test_a_run_that_is_terminated_has_ended(system: System, order: CodeWorkflow[
 
 
 def announced(system: System, handle: WorkflowHandle[Any], worker: Worker, *ends: Command) -> list[tuple[str, Any]]:
-    """Return what is told to waiting clients of a run while it ends."""
+    """Return the messages to waiting clients while a run ends."""
     heard: list[Ended] = []
     listener = system.redis.pubsub()  # type: ignore[no-untyped-call]
     listener.subscribe(KEYS.done(raw(handle)))
@@ -121,7 +121,7 @@ def announced(system: System, handle: WorkflowHandle[Any], worker: Worker, *ends
     def next_message() -> Any:
         return eventually(lambda: listener.get_message(timeout=0.01), "a message")
 
-    next_message()  # the subscription stands
+    next_message()  # the subscription is active
     play(system, worker, *ends)
     system.redis.publish(KEYS.done(raw(handle)), b"that is all")
     while (said := next_message()["data"]) != b"that is all":
@@ -145,8 +145,10 @@ def test_clients_are_told_once_how_a_run_ended(
     assert announced(system, order.start(), worker, end) == [told]
 
 
-def test_who_waits_learns_that_the_time_was_up(system: System, order: CodeWorkflow[..., Any], worker: Worker) -> None:
-    """The turn task was cancelled, but the run has failed: for those who are told, and those who look."""
+def test_a_waiting_client_is_notified_of_a_timeout(
+    system: System, order: CodeWorkflow[..., Any], worker: Worker
+) -> None:
+    """The turn task was cancelled, but the run has failed, both for notified clients and for readers."""
     handle = order.start()
     system.lead(offset=61)
     assert announced(system, handle, worker, CancelRun()) == [("failed", "RunTimedOut")]
@@ -154,7 +156,7 @@ def test_who_waits_learns_that_the_time_was_up(system: System, order: CodeWorkfl
         handle.result(0)
 
 
-def test_a_late_report_that_the_code_goes_on_changes_nothing(
+def test_a_late_continuation_of_a_terminated_run_is_ignored(
     system: System, order: CodeWorkflow[..., Any], worker: Worker
 ) -> None:
     handle = order.start()

@@ -1,4 +1,4 @@
-"""Ids of messages in runs that continue or repeat others: what was applied there is not applied again."""
+"""Message ids in runs that continue or repeat other runs: messages applied there are not applied again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ END, CONTINUE = -1, -2
 
 
 class Bank:
-    """Accounts that count what they are told, alone or as children."""
+    """Accounts that count messages, as runs alone or as children."""
 
     def __init__(self, system: System, engine: Engine) -> None:
         self.system, self.engine = system, engine
@@ -94,7 +94,7 @@ class Bank:
         return resetting.result()
 
     def forget_answers(self) -> None:
-        """Let the answers to updates be too old; those to signals are kept for an hour, too."""
+        """Let the answers to updates expire; answers to signals are kept for an hour, too."""
         self.system.sql("DELETE FROM orchestrator.answers WHERE result <> '\\xa470757368' RETURNING 1")
 
     def newest(self, handle: WorkflowHandle[Any]) -> WorkflowHandle[Any]:
@@ -112,7 +112,7 @@ def bank(system: System, engine_: Engine, monkeypatch: pytest.MonkeyPatch) -> Ba
 @pytest.mark.parametrize(
     ("child", "is_old", "is_behind"),
     [
-        pytest.param(*given, marks=pytest.mark.long if sum(given) % 2 else ())  # the others have each pair of values
+        pytest.param(*given, marks=pytest.mark.long if sum(given) % 2 else ())  # the others cover each pair of values
         for given in itertools.product([False, True], repeat=3)
     ],
 )
@@ -145,7 +145,7 @@ def test_a_reset_of_an_ended_run_knows_the_messages_that_it_repeats(
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["open", "ended"])
-def test_an_update_that_failed_after_the_event_of_a_reset_can_be_sent_again(bank: Bank, ended: bool) -> None:
+def test_an_update_that_failed_can_be_sent_again_after_a_reset(bank: Bank, ended: bool) -> None:
     first = bank.open(child=False)
     Bank.closed = True
     with pytest.raises(HandlerFailed, match="closed"):
@@ -167,7 +167,7 @@ def test_an_update_that_failed_after_the_event_of_a_reset_can_be_sent_again(bank
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["open", "ended"])
-def test_an_update_that_was_refused_and_sent_again_is_known_after_a_reset(bank: Bank, ended: bool) -> None:
+def test_a_rejected_update_sent_again_is_recognized_after_a_reset(bank: Bank, ended: bool) -> None:
     first = bank.open(child=False)
     sent = first.options(id="m-1").start_update("pay", "much")
     bank.rest()
@@ -185,7 +185,7 @@ def test_an_update_that_was_refused_and_sent_again_is_known_after_a_reset(bank: 
     assert again.result(0) == (10, [])
 
 
-def test_runs_that_repeat_the_same_one_have_ids_of_their_own(bank: Bank) -> None:
+def test_resets_of_the_same_run_have_separate_message_ids(bank: Bank) -> None:
     first = bank.open(child=False)
     first.terminate()
     bank.rest()
@@ -199,7 +199,7 @@ def test_runs_that_repeat_the_same_one_have_ids_of_their_own(bank: Bank) -> None
 
 @pytest.mark.parametrize("child", [False, True], ids=["run", "child"])
 @pytest.mark.parametrize("how", ["continue", "reset", "reset behind", "parent reset"])
-def test_ids_count_once_in_a_child_that_goes_on(bank: Bank, child: bool, how: str) -> None:
+def test_message_ids_count_once_across_continuations_and_resets(bank: Bank, child: bool, how: str) -> None:
     first = bank.open(child=child)
     bank.signal(first, CONTINUE)
     second = bank.newest(first)
@@ -248,13 +248,13 @@ def test_a_long_chain_is_searched_from_its_newest_run_on(bank: Bank, monkeypatch
         bank.signal(first, CONTINUE)
     bank.forget_answers()
     monkeypatch.setattr(runs, "_MAX_EVENTS", 12)
-    assert bank.pay(first, 1, "m-1") == 1  # the first run of a chain is known by itself
+    assert bank.pay(first, 1, "m-1") == 1  # the first run of a chain is always searched
     assert bank.pay(first, 1, "m-5") == 5
     assert bank.pay(first, 1, "m-2") == 6
 
 
 @pytest.mark.parametrize("is_previous", [False, True], ids=["this release", "the previous release"])
-def test_ids_count_over_http_also_with_the_previous_release(
+def test_message_ids_work_over_http_with_this_and_the_previous_release(
     bank: Bank, is_previous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = bank.open(child=False)

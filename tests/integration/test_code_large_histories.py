@@ -1,4 +1,4 @@
-"""Histories that are too large for one message, tick by tick."""
+"""Histories too large for one message, sent in pages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.integration.stage import KEYS, System, raw
 
 
 class Code:
-    """A worker, and the code that it has in memory."""
+    """A worker, and the workflow code in its memory."""
 
     def __init__(self, system: System, name: str) -> None:
         self.worker = system.worker(name, knows=("job", "gathering"), slots=100)
@@ -85,7 +85,7 @@ def result(size: int) -> bytes:
 def begin(
     system: System, code: Code, workflow: CodeWorkflow[..., Any], *, results: int, size: int, runs: int = 1
 ) -> list[WorkflowHandle[Any]]:
-    """Start runs, and let the tasks that they wait for all end while their code has nothing to do."""
+    """Start runs, and let all their tasks end while their code has no turn."""
     handles = [workflow.start(results) for _ in range(runs)]
     system.pass_seconds()
     for turn in code.turns():
@@ -104,12 +104,12 @@ def pages(system: System) -> list[bytes]:
 
 
 def pass_time(system: System) -> None:
-    """Let the time come to which turns were put off."""
+    """Make postponed turns due."""
     system.sql("UPDATE orchestrator.tasks SET wake_at = now() WHERE wake_at IS NOT NULL")
 
 
 def next_turn(system: System, code: Code) -> Dispatch:
-    """Look until the code has a turn."""
+    """Tick until the code has a turn."""
     found: list[Dispatch] = []
 
     def has_turn() -> bool:
@@ -146,7 +146,7 @@ def test_a_history_of_fifty_megabytes_outlives_its_worker(
     assert pages(system) == []
 
 
-def test_a_history_that_does_not_fit_into_redis_does_not_fill_it_for_long(
+def test_a_history_too_large_for_redis_is_removed_and_sent_later(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, caplog: pytest.LogCaptureFixture
 ) -> None:
     (handle,) = begin(system, code, gathering, results=20, size=990_000)
@@ -171,7 +171,7 @@ def test_a_history_that_does_not_fit_into_redis_does_not_fill_it_for_long(
     assert handle.result(0) == [990_000] * 20
 
 
-# -- the same with less to carry
+# -- the same with small pages
 
 small_pages = pytest.mark.usefixtures("pages_of_a_thousand_bytes")
 
@@ -190,7 +190,7 @@ def finish(system: System, code: Code, handle: WorkflowHandle[Any]) -> None:
 
 
 @small_pages
-def test_several_events_to_a_page(system: System, gathering: CodeWorkflow[..., Any], code: Code) -> None:
+def test_a_page_holds_several_events(system: System, gathering: CodeWorkflow[..., Any], code: Code) -> None:
     (handle,) = begin(system, code, gathering, results=20, size=200)
     turn = next_turn(system, code)
     assert 4 <= activation(turn).pages <= 7
@@ -200,7 +200,7 @@ def test_several_events_to_a_page(system: System, gathering: CodeWorkflow[..., A
 
 
 @small_pages
-def test_while_pages_are_sent_tick_by_tick_nobody_misses_the_attempt(
+def test_sending_pages_over_many_ticks_keeps_the_attempt(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.scheduler.code.paging._MAX_BYTES_PER_TICK", 1)
@@ -215,7 +215,7 @@ def test_while_pages_are_sent_tick_by_tick_nobody_misses_the_attempt(
     assert system.row(raw(handle))["attempt"] == attempt
 
 
-def is_sent_again(system: System, code: Code, handle: WorkflowHandle[Any], turn: Dispatch) -> None:
+def check_sent_again(system: System, code: Code, handle: WorkflowHandle[Any], turn: Dispatch) -> None:
     assert code.act(turn).missing
     system.pass_seconds(2)
     assert code.turns() == []  # not at once
@@ -225,7 +225,7 @@ def is_sent_again(system: System, code: Code, handle: WorkflowHandle[Any], turn:
 
 @small_pages
 @pytest.mark.parametrize("rubbish", [None, b"", b"\xc1", b"\x93\x01\x02\x03"])
-def test_a_page_that_is_gone_or_that_somebody_overwrote_is_sent_again(
+def test_a_missing_or_overwritten_page_is_sent_again(
     system: System, code: Code, handle: WorkflowHandle[Any], rubbish: bytes | None
 ) -> None:
     turn = next_turn(system, code)
@@ -234,11 +234,11 @@ def test_a_page_that_is_gone_or_that_somebody_overwrote_is_sent_again(
         system.redis.hdel(key, "3")
     else:
         system.redis.hset(key, "3", rubbish)
-    is_sent_again(system, code, handle, turn)
+    check_sent_again(system, code, handle, turn)
 
 
 @small_pages
-def test_somebody_takes_the_key_between_two_pages(
+def test_pages_whose_key_was_overwritten_are_sent_again(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.scheduler.code.paging._MAX_BYTES_PER_TICK", 1)
@@ -246,11 +246,13 @@ def test_somebody_takes_the_key_between_two_pages(
     (key,) = pages(system)
     system.redis.set(key, "mine")
     turn = next_turn(system, code)
-    is_sent_again(system, code, handle, turn)
+    check_sent_again(system, code, handle, turn)
 
 
 @small_pages
-def test_redis_loses_everything(system: System, code: Code, handle: WorkflowHandle[Any]) -> None:
+def test_pages_are_sent_again_after_redis_lost_all_data(
+    system: System, code: Code, handle: WorkflowHandle[Any]
+) -> None:
     next_turn(system, code)
     code.worker.held.clear()
     system.redis.flushall()
@@ -259,13 +261,13 @@ def test_redis_loses_everything(system: System, code: Code, handle: WorkflowHand
 
 
 @small_pages
-def test_redis_fails_between_two_pages(
+def test_a_redis_failure_between_two_pages_is_retried(
     system: System,
     gathering: CodeWorkflow[..., Any],
     code: Code,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether a page was written whose answer did not come, nobody knows."""
+    """A page whose write got no answer may or may not have been written."""
     really, failures = Pages.write, iter([False, False, True, False, True])
 
     def write(self: Pages, *arguments: Any) -> None:
@@ -280,7 +282,7 @@ def test_redis_fails_between_two_pages(
 
 
 @small_pages
-def test_the_leader_dies_between_two_pages(
+def test_a_new_leader_sends_the_pages_of_a_dead_leader_again(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.scheduler.code.paging._MAX_BYTES_PER_TICK", 1)
@@ -294,7 +296,7 @@ def test_the_leader_dies_between_two_pages(
     code.act(next_turn(system, code))
     system.tick()
     assert handle.result(0) == [600] * 20
-    (left,) = pages(system)  # of the attempt that nobody has heard of
+    (left,) = pages(system)  # pages of the attempt that no worker received
     assert 0 < system.redis.ttl(left) <= 3_600
 
 
@@ -312,7 +314,7 @@ def test_a_run_is_terminated_while_its_pages_are_sent(
 
 
 @small_pages
-def test_what_there_is_no_room_for_waits_and_keeps_its_home(
+def test_histories_without_space_wait_for_their_worker(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.domain.code.activation.MAX_IN_PAGES", 1)
@@ -330,7 +332,7 @@ def test_what_there_is_no_room_for_waits_and_keeps_its_home(
 
 
 @small_pages
-def test_messages_of_a_tick_are_limited_too(
+def test_the_messages_of_a_tick_are_limited(
     system: System, gathering: CodeWorkflow[..., Any], code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.domain.code.activation.MAX_IN_MESSAGES", 1)
@@ -341,12 +343,12 @@ def test_messages_of_a_tick_are_limited_too(
 
 
 @small_pages
-def test_what_can_never_be_sent_is_stuck(
+def test_a_run_whose_history_can_never_be_sent_is_stuck(
     system: System, code: Code, handle: WorkflowHandle[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = next_turn(system, code)
     monkeypatch.setattr("orchestrator.domain.code.activation.MAX_HISTORY", 10_000)
-    system.sql("UPDATE orchestrator.runs SET cached = 0")  # the whole history is to be sent
+    system.sql("UPDATE orchestrator.runs SET cached = 0")  # the whole history must be sent
     code.worker.report(Activated(turn.id, turn.attempt, 0.1, missing=True))
     system.tick()
     pass_time(system)
@@ -359,11 +361,11 @@ def test_what_can_never_be_sent_is_stuck(
     finish(system, code, handle)
 
 
-# -- plans
+# -- query plans
 
 
 def test_only_the_histories_of_the_claimed_runs_are_read(system: System) -> None:
-    """Of those that are in memory somewhere, only what is new; nobody has taken statistics."""
+    """Of runs in a worker's memory, only new events are read, even without statistics."""
     system.sql(
         "INSERT INTO orchestrator.runs"
         " (id, name, status, total, open, workflow, version, code, last_event, cached, shown)"

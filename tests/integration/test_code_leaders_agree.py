@@ -1,7 +1,7 @@
-"""The leader of `WorkflowTest` does with random programs what the real one does: each run has the same history.
+"""The leader of `WorkflowTest` gives random programs the same histories as the real leader.
 
-Both are told the same, one thing at a time, and the code takes its turns in the same order. The real one plays all
-programs at once, on a clock of which each move is much longer than a test takes.
+Both receive the same events, one at a time, and the code takes its turns in the same order. The real leader plays all
+programs at once, on a clock whose moves are much longer than a test takes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.unit.code_workflows import programs
 """Programs that are played at once."""
 ROUNDS = 24
 MOVE = 500
-"""Seconds that the clock moves at a time. Timers are due at even moves, and the time of runs is up at odd ones."""
+"""Seconds that the clock moves at a time. Timers are due at even moves, and timeouts of runs at odd moves."""
 DEPTH = 3
 LIMIT = 1_000_000
 NO = TaskError("ValueError", "no")
@@ -77,7 +77,7 @@ def step(random: random.Random, depth: int) -> list[Any]:
 
 
 class Program:
-    """A program, as the leader in memory plays it."""
+    """A program, as the in-memory leader plays it."""
 
     def __init__(self, seed: int, engine: Engine) -> None:
         self.seed = seed
@@ -87,7 +87,7 @@ class Program:
         self.leader.grace = 2.0 * MOVE
         self.leader.nesting = Nesting(DEPTH)
         self.asked: dict[bytes, tuple[Run, bool | None]] = {}
-        """Requests: the run, and whether one that needs no code was done."""
+        """Requests: the run, and whether one that needs no code was applied."""
 
     @property
     def open_runs(self) -> list[Run]:
@@ -98,13 +98,13 @@ class Program:
             run = next((run for run in self.open_runs if run.has_unseen_facts), None)
             if run is None:
                 return
-            self.leader.now += 1e-6  # what happens later is due later, as in reality
+            self.leader.now += 1e-6  # later events are due later, as in reality
             self.leader.activate(run)
             assert run.stuck is None, (self.seed, self.steps, run.stuck)
         raise AssertionError(f"program {self.seed} never comes to rest: {self.steps}")
 
     def move(self) -> None:
-        """Let time pass; in one tick, timers come before the time of runs that is up."""
+        """Let time pass; within a tick, timers fire before runs time out."""
         self.leader.now += MOVE
         due = self.leader._due
         for is_timer in (True, False):
@@ -115,7 +115,7 @@ class Program:
         self.leader._due = sorted(due)
 
     def happen(self, real: Real) -> None:
-        """Let something happen in both worlds."""
+        """Let a random event happen in both worlds."""
         tasks = [(run, task) for run in self.open_runs for task in run.tasks]
         chances = ["task"] * 6 * bool(tasks) + ["signal", "promise", "update", "nothing"] + ["cancel"] * bool(tasks)
         runs = self.open_runs
@@ -146,7 +146,7 @@ class Program:
                 self.asked[request] = run, None
                 self.leader.append(run, history.UpdateRequested(request, "poke", payload))
                 once: dict[str, bool] = self.random.choice([{}, {"once": True}])
-                for _ in range(1 + len(once)):  # with an id of the sender's, it is applied once
+                for _ in range(1 + len(once)):  # with the sender's id, applied once
                     real.ask(RequestKind.UPDATE, run, request=request, name="poke", value=payload, **once)
             case "cancel":
                 self.leader.cancel(run, REQUESTED)
@@ -154,7 +154,7 @@ class Program:
 
 
 class Real:
-    """The real leader, with a worker that does everything in the order of the leader in memory."""
+    """The real leader, with a worker that does everything in the order of the in-memory leader."""
 
     def __init__(self, system: System, played: Sequence[Program]) -> None:
         self.system = system
@@ -203,7 +203,7 @@ class Real:
         raise AssertionError("the code never comes to rest")
 
     def _turn(self, sent: Dispatch, last_event: int) -> Report:
-        """Let code take a turn; hand it back where more has happened since, of which the code in memory knows."""
+        """Let code take a turn; return the turn unused if there are newer events, which the code knows."""
         activation = decode(Activation, sent.payload)
         if activation.through < last_event:
             return Returned(sent.id, sent.attempt, "there is more")
@@ -217,11 +217,9 @@ class Real:
         return {row["id"].bytes: row["last_event"] for row in found}
 
 
-def _told(whats: list[history.HistoryItem]) -> list[history.HistoryItem]:
-    """Return what does not depend on how many facts came with one turn: a timer is given up before or after it left.
-
-    A run that ends without its code may learn before that its tasks are cancelled; nobody sees that.
-    """
+def _comparable_events(whats: list[history.HistoryItem]) -> list[history.HistoryItem]:
+    """Return the events that do not depend on how many facts came with a turn: a timer is cancelled before or after it
+    is sent. A run that ends without code may learn before that its tasks are cancelled; nobody sees that."""
     if not any(isinstance(what, history.EndRecord) for what in whats):
         while isinstance(whats[-1], history.TaskCancelled):
             whats = whats[:-1]
@@ -235,11 +233,11 @@ def _told(whats: list[history.HistoryItem]) -> list[history.HistoryItem]:
 
 
 def differences(program: Program, real: Real) -> Iterator[str]:
-    """Yield how the real leader has played a program otherwise."""
+    """Yield how the real leader played a program differently."""
     for run in program.leader.runs.values():
         with real.system.engine.connect() as connection:
             found = [event.what for event in histories.read(connection, run.id)]
-        here, there = _told([event.what for event in run.history]), _told(found)
+        here, there = _comparable_events([event.what for event in run.history]), _comparable_events(found)
         if here != there:
             same = next((n for n, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), None)
             same = min(len(here), len(there)) if same is None else same
@@ -251,7 +249,7 @@ def differences(program: Program, real: Real) -> Iterator[str]:
 
 
 def play(system: System, first: int, number: int) -> list[str]:
-    """Play programs in both worlds; return what differs."""
+    """Play programs in both worlds; return the differences."""
     here = Engine(programs.app.code_workflows.find, LIMIT, capacity=10_000)
     played = [Program(seed, here) for seed in range(first, first + number)]
     workflow = system.app.workflow(name="program")(programs.program.function)
@@ -278,7 +276,7 @@ def play(system: System, first: int, number: int) -> list[str]:
     return found
 
 
-def agree(engine: Any, database_url: str, redis_url: str, first: int, number: int) -> None:
+def check_leaders_agree(engine: Any, database_url: str, redis_url: str, first: int, number: int) -> None:
     given = {"run_timeout_grace": 2.0 * MOVE, "max_depth": DEPTH}
     with fresh_system(engine, database_url, redis_url, **given) as system:
         found = play(system, first, number)
@@ -286,5 +284,7 @@ def agree(engine: Any, database_url: str, redis_url: str, first: int, number: in
 
 
 @in_batches("LEADER_PROGRAMS", 10000)
-def test_random_programs(engine: Any, database_url: str, redis_url: str, first: int, number: int) -> None:
-    agree(engine, database_url, redis_url, first, number)
+def test_both_leaders_give_random_programs_the_same_histories(
+    engine: Any, database_url: str, redis_url: str, first: int, number: int
+) -> None:
+    check_leaders_agree(engine, database_url, redis_url, first, number)

@@ -1,4 +1,4 @@
-"""Runs whose code kills its process: they run alone from then on, and no other run pays for them."""
+"""Runs whose code kills its process: they run alone from then on, without harm to other runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def turns(system: System) -> list[tuple[Worker, Dispatch]]:
 
 
 def kill(system: System) -> list[bool]:
-    """Let the processes die in which turns run; return which of the turns ran alone."""
+    """Kill the processes in which turns run; return for each turn whether it ran alone."""
     found = turns(system)
     for worker, task in found:
         worker.report(Lost(task.id, task.attempt, alone=task.alone))
@@ -49,7 +49,7 @@ def get_stuck(system: System, handle: WorkflowHandle[Any]) -> None:
     assert handle.status() == "stuck"
 
 
-def test_a_run_that_kills_its_process_is_not_retried_because_processes_come_and_go(
+def test_new_processes_do_not_retry_a_run_that_kills_its_process(
     system: System, listener: CodeWorkflow[..., Any]
 ) -> None:
     worker = worker_of(system)
@@ -62,7 +62,7 @@ def test_a_run_that_kills_its_process_is_not_retried_because_processes_come_and_
         assert handle.status() == "stuck"
 
 
-def test_a_run_that_kills_its_process_is_retried_alone_when_other_code_comes(
+def test_a_run_that_kills_its_process_is_retried_alone_with_new_code(
     system: System, listener: CodeWorkflow[..., Any]
 ) -> None:
     worker_of(system)
@@ -75,7 +75,7 @@ def test_a_run_that_kills_its_process_is_retried_alone_when_other_code_comes(
     assert kill(system) == []
 
 
-def test_a_run_that_kills_its_process_is_retried_alone_after_a_pause_that_grows(
+def test_a_run_that_kills_its_process_is_retried_alone_with_backoff(
     system: System, listener: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "_CHECK_INTERVAL", 0.0)
@@ -98,9 +98,7 @@ def test_a_run_that_kills_its_process_is_retried_alone_after_a_pause_that_grows(
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
-def test_a_run_that_a_person_retries_runs_alone_and_stays_alone(
-    system: System, listener: CodeWorkflow[..., Any], engine_: Engine
-) -> None:
+def test_a_manually_retried_run_stays_alone(system: System, listener: CodeWorkflow[..., Any], engine_: Engine) -> None:
     worker_of(system)
     handle = listener.start()
     get_stuck(system, handle)
@@ -115,7 +113,7 @@ def test_a_run_that_a_person_retries_runs_alone_and_stays_alone(
     assert handle.result(0) == 3
 
 
-def test_a_run_that_was_there_when_others_killed_processes_is_not_stuck(
+def test_a_run_is_not_stuck_after_other_runs_killed_its_processes(
     system: System, listener: CodeWorkflow[..., Any], engine_: Engine
 ) -> None:
     worker = worker_of(system)
@@ -132,7 +130,7 @@ def test_a_run_that_was_there_when_others_killed_processes_is_not_stuck(
     assert row["wake_at"] is not None
 
 
-def test_a_run_that_killed_a_process_runs_with_others_again_after_twenty_turns(system: System, engine_: Engine) -> None:
+def test_a_run_that_killed_a_process_runs_alone_for_twenty_turns(system: System, engine_: Engine) -> None:
     @system.app.workflow(name="listener")
     async def listener(ctx: WorkflowContext) -> None:
         while True:
@@ -154,7 +152,7 @@ def test_a_run_that_killed_a_process_runs_with_others_again_after_twenty_turns(s
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_is_tried_again_where_another_worker_may_have_code_that_fits(
+def test_a_stuck_run_is_retried_if_another_worker_may_match(
     system: System, engine_: Engine, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     monkeypatch.setattr(runs, "_CHECK_INTERVAL", 0.0)
@@ -179,7 +177,7 @@ def test_a_run_is_tried_again_where_another_worker_may_have_code_that_fits(
     pauses = []
     for _ in range(3):
         ((worker, turn),) = turns(system)
-        if activation(turn).after:  # it has no such run in memory, and is sent the whole history
+        if activation(turn).after:  # a worker without this run in memory is sent the whole history
             worker.report(act(engine_, turn))
             ((worker, turn),) = turns(system)
         worker.report(act(engine_, turn))

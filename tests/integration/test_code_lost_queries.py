@@ -1,6 +1,6 @@
-"""Queries of runs whose code a worker does not have as the leader thinks: they are answered, without being asked again.
+"""Queries of runs whose code a worker lacks, unknown to the leader: they are answered without being sent again.
 
-A client asks again after five seconds. None does here: each query stands in the inbox once.
+A client repeats a query after five seconds. None does here: each query is in the inbox once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORBIDDEN = b"\x92\x91\xc3\x80"
 
 @pytest.fixture
 def handle(system: System) -> WorkflowHandle[Any]:
-    """A run that has begun."""
+    """A started run."""
 
     @system.app.workflow(name="basket")
     async def basket(ctx: WorkflowContext) -> None:
@@ -60,7 +60,7 @@ def is_answered(system: System, request: bytes) -> bool:
     return answer(system, request) == expectations.PromiseAnswer(request, b"\x07")
 
 
-def test_a_query_that_comes_while_a_turn_is_out_has_the_next(
+def test_a_query_during_a_turn_is_answered_by_the_next_turn(
     system: System, handle: WorkflowHandle[Any], worker: Worker, engine_: Engine
 ) -> None:
     system.pass_seconds()
@@ -72,7 +72,7 @@ def test_a_query_that_comes_while_a_turn_is_out_has_the_next(
     assert is_answered(system, request)
 
 
-def test_a_query_of_code_that_is_no_longer_in_memory(
+def test_a_query_of_evicted_code_is_answered(
     system: System, handle: WorkflowHandle[Any], worker: Worker, engine_: Engine
 ) -> None:
     rest(system, worker, engine_)
@@ -82,7 +82,7 @@ def test_a_query_of_code_that_is_no_longer_in_memory(
     assert all(is_answered(system, request) for request in requests)
 
 
-def test_a_query_after_one_that_was_refused(
+def test_a_query_after_a_rejected_query_is_answered(
     system: System, handle: WorkflowHandle[Any], worker: Worker, engine_: Engine
 ) -> None:
     rest(system, worker, engine_)
@@ -96,7 +96,7 @@ def test_a_query_after_one_that_was_refused(
     assert is_answered(system, request)
 
 
-def test_a_query_that_is_handed_back_is_asked_elsewhere(
+def test_a_query_returned_by_a_worker_is_asked_again(
     system: System, handle: WorkflowHandle[Any], worker: Worker, engine_: Engine
 ) -> None:
     rest(system, worker, engine_)
@@ -135,7 +135,7 @@ def test_a_query_that_kills_its_own_process_gets_an_error(
         (turn,) = worker.take()
         assert activation(turn).queries
         assert turn.alone == alone
-        with system.engine.begin() as connection:  # as its client does after a while
+        with system.engine.begin() as connection:  # as the client does after a while
             add_request(connection, RequestKind.QUERY, raw(handle), request=request, name="look", value=NO_ARGUMENTS)
         system.pass_seconds()
         worker.report(Lost(turn.id, turn.attempt, alone=alone, reason="exit code 3"))

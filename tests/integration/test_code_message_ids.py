@@ -1,4 +1,4 @@
-"""Signals and updates with ids: repeated, they are applied once; updates have stages, and answers that stay."""
+"""Signals and updates with ids: duplicates are applied once; updates have stages, and stored answers."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def test_updates_with_ids_are_applied_once_and_their_answers_stay(
     handle.signal(counter.push, -1)
     rest(system, worker, engine_)
     assert handle.result(0) == [1, -1, 2]
-    system.sql("DELETE FROM orchestrator.answers RETURNING 1")  # as happens after an hour
+    system.sql("DELETE FROM orchestrator.answers RETURNING 1")  # as after an hour
     assert handle.update_handle("request-7", counter.add).result() == 2
     assert handle.options(id="request-7").update(counter.add, 5) == 2
     with pytest.raises(WrongState, match="it is in state 'success'"):
         handle.options(id="request-8").update(counter.add, 5)
 
 
-def test_validators_are_asked_once(system: System, counter: Any, worker: Worker, engine_: Engine) -> None:
+def test_validators_of_updates_run_once(system: System, counter: Any, worker: Worker, engine_: Engine) -> None:
     handle = counter.run.start()
     rest(system, worker, engine_)
     sent = [handle.start_update(counter.add, number) for number in (5, 20)]
@@ -131,7 +131,7 @@ def test_validators_are_asked_once(system: System, counter: Any, worker: Worker,
     assert handle.result(0) == [1, 1, -1, 2]
 
 
-def test_an_update_that_was_refused_may_be_sent_again_with_its_id(
+def test_a_rejected_update_may_be_sent_again_with_its_id(
     system: System, counter: Any, worker: Worker, engine_: Engine
 ) -> None:
     handle = counter.run.start()
@@ -148,7 +148,7 @@ def test_an_update_that_was_refused_may_be_sent_again_with_its_id(
     counter.most = 100
     sent = handle.options(id="m-1").start_update(counter.add, 5)
     assert sent.stage() == "sent"
-    handle.options(id="m-1").start_update(counter.add, 5)  # which is on its way
+    handle.options(id="m-1").start_update(counter.add, 5)  # duplicate, on its way
     rest(system, worker, engine_)
     assert (sent.stage(), sent.result()) == ("completed", 2)
     assert handle.options(id="m-1").update(counter.add, 5) == 2
@@ -156,13 +156,13 @@ def test_an_update_that_was_refused_may_be_sent_again_with_its_id(
     assert kinds(system, handle).count("update_requested") == 3
     with pytest.raises(Duplicate, match="update 'add' was sent to this run under the same id"):
         handle.options(id="m-1").update(counter.drop)
-    engine_.close()  # replayed, all of it stays so
+    engine_.close()  # replay gives the same
     handle.signal(counter.push, -1)
     rest(system, worker, engine_)
     assert handle.result(0) == [1, -1, 2]
 
 
-def test_a_start_with_an_update_that_was_refused_may_be_repeated(
+def test_a_start_with_a_rejected_update_may_be_repeated(
     system: System, counter: Any, worker: Worker, engine_: Engine
 ) -> None:
     def execute() -> int:
@@ -183,7 +183,9 @@ def test_a_start_with_an_update_that_was_refused_may_be_repeated(
     assert kinds(system, handle).count("update_requested") == 3
 
 
-def test_an_id_belongs_to_one_name(system: System, counter: Any, worker: Worker, engine_: Engine) -> None:
+def test_a_message_id_cannot_be_reused_for_another_handler(
+    system: System, counter: Any, worker: Worker, engine_: Engine
+) -> None:
     handle = counter.run.start()
     handle.options(id="m-1").signal(counter.push, 1)
     sent = handle.options(id="m-1").start_update(counter.add, 5)
@@ -197,7 +199,9 @@ def test_an_id_belongs_to_one_name(system: System, counter: Any, worker: Worker,
     assert handle.options(id="m-1").update(counter.add, 5) == 2
 
 
-def test_a_found_update_names_itself(system: System, counter: Any, worker: Worker, engine_: Engine) -> None:
+def test_errors_of_an_update_found_by_its_id_name_the_update(
+    system: System, counter: Any, worker: Worker, engine_: Engine
+) -> None:
     handle = counter.run.start()
     handle.options(id="big").start_update(counter.add, 11)
     with pytest.raises(ResultTimeout):
@@ -211,7 +215,7 @@ def test_a_found_update_names_itself(system: System, counter: Any, worker: Worke
         handle.update_handle("never-sent").stage()
 
 
-def test_a_signal_that_starts_a_run_is_checked(system: System, counter: Any) -> None:
+def test_arguments_of_a_starting_signal_are_checked(system: System, counter: Any) -> None:
     with pytest.raises(InvalidArguments, match="argument 'number'"):
         counter.run.starting(id="c-2", signal=(counter.push, "much")).start()
     with pytest.raises(InvalidArguments):
@@ -221,7 +225,9 @@ def test_a_signal_that_starts_a_run_is_checked(system: System, counter: Any) -> 
     counter.run.starting(id="c-3", signal=(counter.halt, None)).start()
 
 
-def test_each_way_to_fail_has_a_type(system: System, counter: Any, worker: Worker, engine_: Engine) -> None:
+def test_each_update_failure_has_its_own_error_type(
+    system: System, counter: Any, worker: Worker, engine_: Engine
+) -> None:
     handle = counter.run.start()
     handle.signal(counter.push, 1)
     rest(system, worker, engine_)
@@ -232,7 +238,7 @@ def test_each_way_to_fail_has_a_type(system: System, counter: Any, worker: Worke
             update.result()
 
 
-def test_signals_with_ids_are_applied_once_and_those_of_a_sender_stay_in_order(
+def test_signals_with_ids_are_applied_once_and_in_order(
     system: System, counter: Any, worker: Worker, engine_: Engine
 ) -> None:
     handle = counter.run.start()
@@ -247,12 +253,12 @@ def test_signals_with_ids_are_applied_once_and_those_of_a_sender_stay_in_order(
     assert handle.result(0) == [1, 2, 3, 4, 5, 6, 7, -1, 0]
 
 
-def test_an_update_starts_a_run_or_reaches_the_open_one(
+def test_an_update_starts_a_run_or_reaches_the_open_run(
     system: System, counter: Any, worker: Worker, engine_: Engine
 ) -> None:
     handles = []
     for number in (5, 2):
-        for _ in range(2):  # the second is a repetition
+        for _ in range(2):  # the second is a duplicate
             starting = counter.run.starting(id="c-1", update=(counter.add, number), update_id=f"request-{number}")
             handles.append(starting.start())
         rest(system, worker, engine_)
@@ -287,11 +293,11 @@ def test_an_update_with_start_is_executed_in_one_call(
         handle = counter.run.find("c-1")
         handle.signal(counter.push, 1)
         eventually(lambda: rest(system, worker, engine_) or all(one.done() for one in answers))
-    assert sorted(one.result() for one in answers) == [2, 2, 7, 12]  # each but the repetition counts
+    assert sorted(one.result() for one in answers) == [2, 2, 7, 12]  # duplicates do not count
     assert kinds(system, handle).count("update_requested") == 3
 
 
-def test_methods_of_other_classes_are_refused_before_anything_is_sent(system: System, counter: Any) -> None:
+def test_handlers_of_other_classes_are_rejected_before_sending(system: System, counter: Any) -> None:
     @system.app.workflow(name="other")
     class Other:
         def __init__(self, ctx: WorkflowContext) -> None: ...
@@ -339,7 +345,7 @@ def test_methods_of_other_classes_are_refused_before_anything_is_sent(system: Sy
         counter.run.signal_many(counter.push, [(handle, "one")])
 
 
-def test_an_update_that_starts_a_run_is_applied_once_also_if_the_run_has_ended(
+def test_a_starting_update_is_applied_once_even_after_its_run_ended(
     system: System, worker: Worker, engine_: Engine
 ) -> None:
     @system.app.workflow(name="counter")
@@ -389,7 +395,7 @@ def test_an_update_that_starts_a_run_is_applied_once_also_if_the_run_has_ended(
                 Pay.run.starting(id="p-1", on_conflict=policy, **options)
 
 
-def test_an_update_of_a_terminated_run_is_refused_at_once(
+def test_an_update_of_a_terminated_run_is_rejected_at_once(
     system: System, counter: Any, worker: Worker, engine_: Engine
 ) -> None:
     handle = counter.run.start()
@@ -422,7 +428,7 @@ def test_the_stage_of_an_update_says_how_its_run_ended(
         cancelled.result()
 
 
-def test_an_update_that_waits_hears_of_the_end_of_its_run(
+def test_a_waiting_update_is_notified_of_the_end_of_its_run(
     system: System, counter: Any, worker: Worker, engine_: Engine
 ) -> None:
     handle = counter.run.start()
@@ -438,7 +444,7 @@ def test_an_update_that_waits_hears_of_the_end_of_its_run(
         assert time.monotonic() - begun < 4
 
 
-def test_an_unknown_update_of_a_class_is_refused_at_once(
+def test_an_unknown_update_of_a_class_is_rejected_at_once(
     system: System, counter: Any, worker: Worker, engine_: Engine
 ) -> None:
     handle = counter.run.start()
@@ -447,13 +453,15 @@ def test_an_unknown_update_of_a_class_is_refused_at_once(
     rest(system, worker, engine_)
     with pytest.raises(UnknownHandler, match=r"no update 'ad'. Did you mean 'add'\? It answers: add, drop"):
         sent.result(0.01)
-    engine_.close()  # replayed, it stays so
+    engine_.close()  # replay keeps the rejection
     handle.signal(counter.push, -1)
     rest(system, worker, engine_)
     assert handle.result(0) == [-1, 0]
 
 
-def test_the_same_over_http(system: System, counter: Any, worker: Worker, engine_: Engine) -> None:
+def test_messages_with_ids_are_applied_once_over_http(
+    system: System, counter: Any, worker: Worker, engine_: Engine
+) -> None:
     handle = counter.run.start()
     with serving(system.app.settings) as url, Orchestrator(load_settings(environ={}), api_url=url) as app:
         away = app.workflow_run(handle.id)
@@ -471,7 +479,7 @@ def test_the_same_over_http(system: System, counter: Any, worker: Worker, engine
 
 
 @pytest.mark.parametrize("ends", [1, 5])
-def test_an_update_with_start_begins_another_run_if_the_open_one_ends_before_it_comes(
+def test_a_starting_update_begins_a_run_if_the_open_run_ends(
     system: System, counter: Any, worker: Worker, engine_: Engine, monkeypatch: pytest.MonkeyPatch, ends: int
 ) -> None:
     open_run = counter.run.starting(id="c-1").start()
@@ -502,7 +510,7 @@ def test_an_update_with_start_begins_another_run_if_the_open_one_ends_before_it_
         update.execute()
 
 
-def test_the_sender_of_an_update_that_came_after_the_end_is_told_so(
+def test_an_update_after_the_end_of_a_run_is_rejected(
     system: System, counter: Any, worker: Worker, engine_: Engine
 ) -> None:
     run = counter.run.start()
@@ -513,7 +521,7 @@ def test_the_sender_of_an_update_that_came_after_the_end_is_told_so(
     _end_first(system, worker, engine_)
     assert update.stage() == "run success"
     with pytest.raises(WrongState, match="ended before update 'add' reached it: send the update to an open run"):
-        update.result(timeout=1)  # an answer, for which nobody polls
+        update.result(timeout=1)  # answered without polling
     with pytest.raises(WrongState, match="ended before update 'add' reached it"):
         run.options(id="u-1").update(counter.add, 5)
     with pytest.raises(NotFound, match="No update was sent"):
@@ -521,7 +529,7 @@ def test_the_sender_of_an_update_that_came_after_the_end_is_told_so(
 
 
 def _end_first(system: System, worker: Worker, engine: Engine) -> None:
-    """Let the open run end before the update that is on its way comes."""
+    """End the open run before the pending update is applied."""
     (update,) = system.sql("DELETE FROM orchestrator.inbox WHERE kind = 'update' RETURNING *")
     rest(system, worker, engine)
     system.sql(

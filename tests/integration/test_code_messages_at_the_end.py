@@ -1,4 +1,4 @@
-"""Signals and updates that arrive while the code returns: the end waits until the code has seen them."""
+"""Signals and updates that arrive while the code returns: the run ends only after the code has seen them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def calls() -> list[int]:
 
 @pytest.fixture
 def drain(system: System, calls: list[int]) -> CodeWorkflow[..., Any]:
-    """Sums up what it is sent until it is told to end, in the way that its argument says."""
+    """Sums up numbers until the signal `end`, and ends as its argument says."""
 
     @system.app.workflow(name="drain")
     async def drain(ctx: WorkflowContext, how: str = "return") -> int:
@@ -81,7 +81,7 @@ def drain(system: System, calls: list[int]) -> CodeWorkflow[..., Any]:
 
 
 def report_late(system: System, worker: Worker, engine: Engine, *messages: Any) -> None:
-    """Let the code take its turn, and send messages before the leader hears of it."""
+    """Let the code take its turn, and send messages before its report."""
     system.pass_seconds()
     (turn,) = [task for task in worker.take() if task.is_turn_task]
     report = act(engine, turn)
@@ -103,7 +103,7 @@ def marks(handle: WorkflowHandle[Any]) -> list[int]:
     return [what.ended for what in events if isinstance(what, ActivationApplied) and what.ended]
 
 
-def test_a_signal_is_not_lost_by_a_return(
+def test_a_signal_during_the_last_turn_is_not_lost(
     system: System, worker: Worker, engine_: Engine, drain: CodeWorkflow[..., Any], calls: list[int]
 ) -> None:
     handle = begin(system, worker, engine_, drain, "return")
@@ -118,7 +118,7 @@ def test_a_signal_is_not_lost_by_a_return(
     replay(drain, handle.history(), exactly=True, strict=True, in_order=True)
 
 
-def test_neither_is_one_that_was_accepted_and_is_not_in_the_history_yet(
+def test_an_accepted_signal_not_yet_in_the_history_is_not_lost(
     system: System, worker: Worker, engine_: Engine, drain: CodeWorkflow[..., Any]
 ) -> None:
     handle = begin(system, worker, engine_, drain, "return")
@@ -126,12 +126,14 @@ def test_neither_is_one_that_was_accepted_and_is_not_in_the_history_yet(
     system.pass_seconds()
     (turn,) = worker.take()
     worker.report(act(engine_, turn))
-    handle.signal("add", 3)  # the tick takes reports first
+    handle.signal("add", 3)  # the tick applies reports first
     rest(system, worker, engine_)
     assert handle.result(0) == 3
 
 
-def test_neither_by_an_error(system: System, worker: Worker, engine_: Engine, drain: CodeWorkflow[..., Any]) -> None:
+def test_a_signal_during_a_failing_turn_is_not_lost(
+    system: System, worker: Worker, engine_: Engine, drain: CodeWorkflow[..., Any]
+) -> None:
     handle = begin(system, worker, engine_, drain, "fail")
     handle.signal("end")
     report_late(system, worker, engine_, lambda: handle.signal("add", 3))
@@ -140,7 +142,7 @@ def test_neither_by_an_error(system: System, worker: Worker, engine_: Engine, dr
         handle.result(0)
 
 
-def test_signals_without_a_handler_are_there_in_order(
+def test_signals_without_a_handler_are_delivered_in_order(
     system: System, worker: Worker, engine_: Engine, drain: CodeWorkflow[..., Any]
 ) -> None:
     handle = begin(system, worker, engine_, drain, "queue")
@@ -165,7 +167,7 @@ def test_handlers_run_before_the_result_that_ends_the_run(
     replay(drain, handle.history(), exactly=True, strict=True)
 
 
-def test_an_update_is_answered_by_the_code_that_runs_again(
+def test_an_update_during_the_last_turn_is_answered(
     system: System, worker: Worker, engine_: Engine, drain: CodeWorkflow[..., Any]
 ) -> None:
     handle = begin(system, worker, engine_, drain, "return")
@@ -176,7 +178,7 @@ def test_an_update_is_answered_by_the_code_that_runs_again(
     assert (sent[0].result(0), handle.result(0)) == (5, 5)
 
 
-def test_a_cancel_does_not_put_off_an_end_that_came_before_it(
+def test_a_later_cancel_does_not_delay_the_end_of_a_run(
     system: System, worker: Worker, engine_: Engine, drain: CodeWorkflow[..., Any]
 ) -> None:
     handle = begin(system, worker, engine_, drain, "return")
@@ -186,7 +188,7 @@ def test_a_cancel_does_not_put_off_an_end_that_came_before_it(
     assert (handle.result(0), marks(handle)) == (0, [])
 
 
-def test_a_run_that_continues_passes_signals_on(
+def test_a_run_that_continues_passes_signals_to_its_successor(
     system: System, worker: Worker, engine_: Engine, drain: CodeWorkflow[..., Any]
 ) -> None:
     handle = begin(system, worker, engine_, drain, "continue")
@@ -217,7 +219,7 @@ def test_a_flood_of_signals_does_not_keep_a_run_open(
     replay(drain, handle.history(), exactly=True, strict=True)
 
 
-def test_a_worker_of_the_previous_release_ends_the_run_as_it_did(
+def test_an_old_worker_ends_a_run_despite_late_signals(
     system: System,
     worker: Worker,
     engine_: Engine,
@@ -234,7 +236,7 @@ def test_a_worker_of_the_previous_release_ends_the_run_as_it_did(
 
 @pytest.fixture
 def old_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the engine do as that of the previous release."""
+    """Make the engine behave as in the previous release."""
     make_old(monkeypatch)
 
 
@@ -245,14 +247,14 @@ def make_old(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("more", [False, True])
-def test_a_worker_of_the_previous_release_does_not_end_a_run_whose_end_was_refused(
+def test_an_old_worker_cannot_end_a_run_whose_end_was_refused(
     system: System,
     worker: Worker,
     engine_: Engine,
     drain: CodeWorkflow[..., Any],
     more: bool,
 ) -> None:
-    """It would end again where the end was refused, also if the code has gone on since."""
+    """It would end the run where its end was refused, even if the code has gone on."""
     how = "twice" if more else "return"
     handle = begin(system, worker, engine_, drain, how)
     handle.signal("end")
@@ -265,7 +267,7 @@ def test_a_worker_of_the_previous_release_does_not_end_a_run_whose_end_was_refus
     with pytest.MonkeyPatch.context() as old:
         make_old(old)
         system.sql("UPDATE orchestrator.runs SET cached = 0 WHERE id = CAST(:id AS uuid)", id=handle.id)
-        rest(system, worker, engine_)  # comes to rest: it is not sent to that worker again and again
+        rest(system, worker, engine_)  # comes to rest: the run is not sent to that worker repeatedly
     assert handle.status() == "stuck"
     assert "previous release" in system.sql("SELECT stuck FROM orchestrator.runs")[0]["stuck"]["message"]
     engine_.close()
@@ -282,7 +284,7 @@ FLOOD = 20_000
 
 
 @pytest.mark.parametrize("refusals", [100, 0])
-def test_a_flood_of_messages_costs_an_end_few_rows(
+def test_ending_a_run_after_a_flood_of_messages_reads_few_rows(
     system: System,
     worker: Worker,
     engine_: Engine,
@@ -291,7 +293,7 @@ def test_a_flood_of_messages_costs_an_end_few_rows(
     caplog: pytest.LogCaptureFixture,
     refusals: int,
 ) -> None:
-    """Neither the refused end nor the one that counts, without these messages, reads them all."""
+    """Neither the refused end nor the final end, without these messages, reads all of them."""
     handle = begin(system, worker, engine_, drain, "return")
     handle.signal("end")
     system.pass_seconds()
@@ -338,7 +340,7 @@ def _waits_for_a_row(system: System) -> bool:
 
 
 @pytest.mark.parametrize("message", ["signal", "update"])
-def test_a_message_that_is_sent_while_the_end_is_stored_is_refused(
+def test_a_message_sent_while_the_end_is_stored_is_rejected(
     system: System,
     worker: Worker,
     engine_: Engine,

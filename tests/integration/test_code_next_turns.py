@@ -1,4 +1,4 @@
-"""The report that ends a step carries the next turn, which counts if nothing else has happened to the run."""
+"""The report that ends a step carries the next turn, which counts if nothing else happened to the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.integration.code_stage import act, activation, kinds, run_row
 from tests.integration.stage import ONE, System, Worker, raw
 
 MEANWHILE: dict[int, Callable[[], object]] = {}
-"""By number of a step, what happens in another thread while the code is about to begin it, once."""
+"""By step number: what happens once, in another thread, when the code is about to begin the step."""
 
 
 def meanwhile(number: int) -> None:
@@ -72,7 +72,7 @@ def succeed(worker: Worker, engine: Engine, task: Dispatch) -> Activated:
     return turn
 
 
-def test_a_step_takes_one_tick_and_stays_at_the_worker_that_has_the_code(
+def test_a_step_takes_one_tick_and_stays_with_its_worker(
     system: System, worker: Worker, engine_: Engine, steps: CodeWorkflow[..., Any]
 ) -> None:
     handle = steps.start(5)
@@ -80,7 +80,7 @@ def test_a_step_takes_one_tick_and_stays_at_the_worker_that_has_the_code(
     for left in range(4, 0, -1):
         turn = succeed(worker, engine_, task)
         system.tick()
-        (task,) = worker.take()  # the task that comes next, and no turn
+        (task,) = worker.take()  # the next task, and no turn
         assert not task.is_turn_task
         row = run_row(system, handle)
         assert (row["open"], row["success"], row["cached"]) == (1, 5 - left, turn.attempt)
@@ -114,7 +114,7 @@ def test_the_times_of_a_history_never_decrease(
     assert kinds(system, handle)[-1] == "signal_received"
 
 
-def test_the_code_hears_of_a_task_that_its_next_turn_has_scheduled_and_cancelled(
+def test_cancelling_a_task_just_scheduled_in_a_next_turn_is_recorded(
     system: System, worker: Worker, engine_: Engine
 ) -> None:
     job = system.job
@@ -133,7 +133,7 @@ def test_the_code_hears_of_a_task_that_its_next_turn_has_scheduled_and_cancelled
     assert "task_cancelled" in kinds(system, handle)
 
 
-def test_a_turn_is_dropped_whose_code_has_not_seen_a_signal_that_came_first(
+def test_a_next_turn_that_missed_a_signal_is_dropped(
     system: System, worker: Worker, engine_: Engine, steps: CodeWorkflow[..., Any]
 ) -> None:
     handle = steps.start(2)
@@ -146,7 +146,7 @@ def test_a_turn_is_dropped_whose_code_has_not_seen_a_signal_that_came_first(
     assert sent.is_turn_task
     assert run_row(system, handle)["cached"] < turn.attempt
     missing = act(engine_, sent)
-    assert missing.missing  # what is in memory has seen something that is no part of the history
+    assert missing.missing  # the code in memory has seen an event that is not in the history
     worker.report(missing)
     system.tick()
     (whole,) = [task for worker in system.workers for task in worker.take()]
@@ -159,7 +159,7 @@ def test_a_turn_is_dropped_whose_code_has_not_seen_a_signal_that_came_first(
     replay(steps, handle.history(), exactly=True)
 
 
-def test_a_report_that_comes_twice_counts_once(
+def test_a_duplicate_report_counts_once(
     system: System, worker: Worker, engine_: Engine, steps: CodeWorkflow[..., Any]
 ) -> None:
     handle = steps.start(2)
@@ -209,10 +209,10 @@ def test_a_leader_of_the_previous_release_is_sent_no_next_turns(
 def test_a_turn_that_the_leader_sends_replaces_a_next_turn_of_the_same_number(
     system: System, worker: Worker, engine_: Engine, steps: CodeWorkflow[..., Any]
 ) -> None:
-    """A busy worker is sent the whole history, and has taken that turn while its code still takes the next one."""
+    """A busy worker is sent the whole history, and takes that turn while its code still takes the next turn."""
     handle = steps.start(2)
     (task,) = begin(system, worker, engine_)
-    worker.held = [(bytes(16), number) for number in range(100)]  # it has no room
+    worker.held = [(bytes(16), number) for number in range(100)]  # no free slot
     worker.beat()
     handle.signal("news", 1)
     system.pass_seconds()
@@ -232,7 +232,7 @@ def test_a_turn_that_the_leader_sends_replaces_a_next_turn_of_the_same_number(
 def test_a_next_turn_counts_only_from_the_worker_that_took_the_last_turn(
     system: System, worker: Worker, engine_: Engine, steps: CodeWorkflow[..., Any]
 ) -> None:
-    """Another one may still have code that has not seen a signal, and come to the same number of events."""
+    """Another worker may have code that has not seen a signal, and come to the same number of events."""
     handle = steps.start(3)
     (task,) = begin(system, worker, engine_)
     other = next(one for one in system.workers if one is not worker)
@@ -246,7 +246,7 @@ def test_a_next_turn_counts_only_from_the_worker_that_took_the_last_turn(
 
 
 def finish(system: System, worker: Worker, engine: Engine) -> None:
-    """Take turns and steps, each by itself, until nothing comes any more."""
+    """Take turns and run steps separately until none is left."""
     for _ in range(20):
         system.pass_seconds()
         taken = [task for one in system.workers for task in one.take()]

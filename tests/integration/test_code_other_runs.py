@@ -1,7 +1,5 @@
-"""Other runs, from inside a workflow, on the real leader: each answer is decided once, and replay gives it again.
-
-The code is evicted after each turn, as if its worker had been killed: all that it does is replayed from its history.
-"""
+"""Other runs, from inside a workflow, on the real leader: each answer is decided once, and replay returns the same
+answer. The code is evicted after each turn, as if its worker had been killed, and is replayed from its history."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ NOBODY = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
 
 
 class Stage:
-    """Workflows that ask for other runs, and a worker that forgets their code after each turn."""
+    """Workflows that access other runs, and a worker that forgets their code after each turn."""
 
     def __init__(self, system: System, engine: Engine) -> None:
         self.system, self.engine, self.app = system, engine, system.app
@@ -54,7 +52,7 @@ class Stage:
         self.target, self.asks = target, asks
 
     def go_on(self) -> list[Dispatch]:
-        """Let all code do what it can; return tasks that are left."""
+        """Take all possible turns; return the remaining tasks."""
         left: list[Dispatch] = []
         for _ in range(8):
             self.system.pass_seconds()
@@ -103,7 +101,7 @@ def test_a_run_is_awaited_signalled_and_cancelled_by_its_id(stage: Stage) -> Non
     assert stage.system.sql("SELECT * FROM orchestrator.promises") == []
 
 
-def test_a_run_that_is_not_there_is_not_found(stage: Stage) -> None:
+def test_a_missing_run_is_not_found(stage: Stage) -> None:
     runs = [stage.ask(NOBODY, what) for what in ("await", "signal", "cancel")]
     by_key = [stage.ask("o-1", what, True) for what in ("await", "signal", "cancel")]
     stage.go_on()
@@ -111,18 +109,18 @@ def test_a_run_that_is_not_there_is_not_found(stage: Stage) -> None:
     assert all(run.result(0).startswith("NotFound: No run has the id target/o-1.") for run in by_key)
 
 
-def test_a_run_is_found_by_an_id_of_ones_own_and_followed_to_where_it_goes_on(stage: Stage) -> None:
+def test_a_run_is_found_by_custom_id_and_followed_to_its_successor(stage: Stage) -> None:
     one = stage.target.starting(id="o-1").start("continues")
     awaiting = stage.ask("o-1", "await", True)
     stage.go_on()
     (wait,) = stage.system.sql("SELECT name FROM orchestrator.promises")
-    assert wait["name"] != Target.of_wait(wait["name"]).key  # it is held by the id of the run
+    assert wait["name"] != Target.of_wait(wait["name"]).key  # the wait is held by the id of the run
     signalling = stage.ask("o-1", "signal", True)
     stage.go_on()
     assert [awaiting.result(0), signalling.result(0), one.result(0)] == ["got 7", "None", "got 7"]
 
 
-def test_a_wait_follows_a_run_that_continues_or_is_reset_later(stage: Stage) -> None:
+def test_a_wait_follows_a_run_that_is_reset_later(stage: Stage) -> None:
     one = stage.target.start()
     awaiting = stage.ask(one.id, "await")
     stage.go_on()
@@ -131,12 +129,12 @@ def test_a_wait_follows_a_run_that_continues_or_is_reset_later(stage: Stage) -> 
     stage.go_on()
     assert run_row(stage.system, one)["reason"] == "reset"
     assert awaiting.status() == "running"
-    one.signal("news", 3)  # reaches the run in which it goes on
+    one.signal("news", 3)  # reaches the new run
     stage.go_on()
     assert awaiting.result(0) == "got 3"
 
 
-def test_the_end_of_a_dag_is_awaited_too_and_it_is_cancelled(stage: Stage) -> None:
+def test_the_run_of_a_dag_is_awaited_and_cancelled(stage: Stage) -> None:
     many = stage.app.start_many(stage.system.job, [1])
     awaiting = stage.ask(many.id, "await")
     (task,) = stage.go_on()
@@ -151,13 +149,13 @@ def test_the_end_of_a_dag_is_awaited_too_and_it_is_cancelled(stage: Stage) -> No
     assert runs[2].result(0).startswith("WrongState: Cannot signal run ")
 
 
-def test_a_new_leader_tells_of_ends_that_the_previous_release_did_not_look_for(
+def test_a_new_leader_reports_ends_that_the_previous_release_missed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = stage.target.start()
     awaiting = stage.ask(one.id, "await")
     stage.go_on()
-    monkeypatch.setattr(other_runs, "ended", lambda *_: None)  # as a leader that knows nothing of waits
+    monkeypatch.setattr(other_runs, "ended", lambda *_: None)  # as a leader that ignores waits
     one.signal("news", 1)
     stage.go_on()
     assert awaiting.status() == "running"
@@ -167,7 +165,7 @@ def test_a_new_leader_tells_of_ends_that_the_previous_release_did_not_look_for(
     assert awaiting.result(0) == "got 1"
 
 
-def test_under_a_leader_of_the_previous_release_signals_are_sent_as_before_and_all_else_waits(stage: Stage) -> None:
+def test_under_a_leader_of_the_previous_release_only_signals_work(stage: Stage) -> None:
     one = stage.target.start()
     signalling, awaiting = stage.ask(one.id, "signal"), stage.ask(one.id, "await")
     stage.system.pass_seconds()
@@ -181,7 +179,7 @@ def test_under_a_leader_of_the_previous_release_signals_are_sent_as_before_and_a
         stage.worker.report(report)
         stage.engine.evict(sent.id)
     stage.system.pass_seconds()
-    assert signalling.status() == "success"  # nobody says what became of it
+    assert signalling.status() == "success"  # the sender learns no outcome
     assert awaiting.status() == "stuck"
     awaiting.retry()
     stage.go_on()
@@ -194,7 +192,7 @@ def _of_old_leader(sent: Dispatch) -> Dispatch:
     )
 
 
-def test_a_child_is_signalled_and_cancelled_by_the_handle_that_its_parent_has_at_once(stage: Stage) -> None:
+def test_a_parent_can_signal_and_cancel_a_child_at_once(stage: Stage) -> None:
     @stage.app.workflow(name="mother")
     async def mother(ctx: WorkflowContext) -> list[str]:
         one, other = stage.target.schedule(), stage.target.schedule()

@@ -1,4 +1,4 @@
-"""Promises that are resolved before the code waits for them: kept, like signals."""
+"""Promises resolved before the code waits: the resolutions are kept, like signals."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def stage(system: System, worker: Worker, engine_: Engine) -> Stage:
 
 
 class Stage:
-    """A leader, a worker, and somebody who resolves promises."""
+    """A leader, a worker, and a client that resolves promises."""
 
     def __init__(self, system: System, worker: Worker, engine: Engine) -> None:
         self.system = system
@@ -71,7 +71,7 @@ class Stage:
         rest(self.system, self.worker, self.engine)
 
     def ask(self, ask: Callable[[], object]) -> None:
-        """Ask for something, and have the leader answer."""
+        """Send a request, and let the leader answer it."""
         asked = self.sent(ask)
         self.system.pass_seconds()
         asked.result(60)
@@ -110,7 +110,7 @@ def test_a_promise_may_be_resolved_at_any_time(stage: Stage, waits: CodeWorkflow
     assert handle.result(0) == [7]
 
 
-def test_who_names_a_promise_that_nobody_waits_for_is_told_which_are(
+def test_resolving_an_unknown_promise_names_the_open_promises(
     stage: Stage, waits: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -143,7 +143,7 @@ def test_who_names_a_promise_that_nobody_waits_for_is_told_which_are(
 
 
 @pytest.mark.parametrize(("command", "given"), [("resolve", {"value": "7"}), ("reject", {"reason": "7"})])
-def test_why_somebody_decided_stands_in_the_audit_log(
+def test_the_reason_of_a_decision_is_in_the_audit_log(
     stage: Stage,
     waits: CodeWorkflow[..., Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -187,7 +187,7 @@ class Decision(msgspec.Struct):
         ({"approved": True, "by": "Ada", "note": 7}, "expected a text at 'note', found 7, or expected null at 'note'"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused_to_who_sends_it(
+def test_a_value_of_the_wrong_type_is_rejected_at_the_sender(
     system: System, engine_: Engine, value: Any, message: str
 ) -> None:
     @system.app.workflow(name="decides")
@@ -215,14 +215,14 @@ def test_a_value_of_the_wrong_type_is_refused_to_who_sends_it(
     assert asyncio.run(tested()) == "Bob"
 
 
-def test_an_early_rejection_is_kept_too(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
+def test_an_early_rejection_is_kept(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
     handle = waits.start()
     stage.ask(lambda: handle.reject("approval", "too dear"))
     stage.go(handle, "on", "on")
     assert handle.result(0) == ["Promise 'approval' was rejected: too dear"]
 
 
-def test_the_first_wins_also_if_it_was_early(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
+def test_the_first_resolution_wins_even_if_it_was_early(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
     handle = waits.start(0, ["approval", "other"])
     stage.ask(lambda: handle.resolve("approval", 1))
     with pytest.raises(WrongState, match="No promise 'approval' is open"):
@@ -239,7 +239,7 @@ def test_the_first_wins_also_if_it_was_early(stage: Stage, waits: CodeWorkflow[.
     assert stage.system.count("resolutions") == 0
 
 
-def test_who_comes_second_is_told_who_decided_when_and_how(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
+def test_a_second_resolution_is_rejected_with_the_first_decision(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
     handle = waits.start(0, ["approval"])
     by = rf"by {re.escape(acting.current(stage.system.settings.audit_as).who)} at \d{{4}}-.* UTC"
     stage.ask(lambda: handle.resolve("approval", {"ok": True}))
@@ -258,7 +258,9 @@ def test_who_comes_second_is_told_who_decided_when_and_how(stage: Stage, waits: 
         handle.reject("approval", "no")
 
 
-def test_several_of_a_tick_are_told_apart(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
+def test_resolutions_of_several_promises_in_one_tick_are_kept_apart(
+    stage: Stage, waits: CodeWorkflow[..., Any]
+) -> None:
     handle = waits.start(0, ["a", "b"])
     asked = [stage.sent(partial(handle.resolve, name, name)) for name in ("a", "b")]
     stage.system.pass_seconds()
@@ -269,7 +271,7 @@ def test_several_of_a_tick_are_told_apart(stage: Stage, waits: CodeWorkflow[...,
 
 
 @pytest.mark.parametrize("moment", ["never waited for", "waited for", "while the turn is out"])
-def test_what_the_code_has_not_learnt_reaches_the_run_in_which_it_goes_on(
+def test_a_resolution_unseen_by_the_code_reaches_the_successor(
     stage: Stage, waits: CodeWorkflow[..., Any], moment: str
 ) -> None:
     handle = waits.start()
@@ -290,7 +292,7 @@ def test_what_the_code_has_not_learnt_reaches_the_run_in_which_it_goes_on(
     assert handle.result(0) == [7]
 
 
-def test_a_run_that_has_ended_keeps_nothing(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
+def test_a_run_that_has_ended_keeps_no_resolutions(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
     handle = waits.start()
     stage.system.pass_seconds()
     (turn,) = stage.worker.take()
@@ -302,7 +304,7 @@ def test_a_run_that_has_ended_keeps_nothing(stage: Stage, waits: CodeWorkflow[..
     assert stage.system.count("resolutions") == 0
 
 
-def test_a_run_that_is_reset_keeps_what_was_early(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
+def test_a_run_that_is_reset_keeps_early_resolutions(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
     handle = waits.start(0, ["first", "approval"])
     stage.ask(lambda: handle.resolve("first", 1))
     stage.go(handle, "on", "on")
@@ -317,10 +319,10 @@ def test_a_run_that_is_reset_keeps_what_was_early(stage: Stage, waits: CodeWorkf
 
 
 @pytest.mark.parametrize("waits_for_another", [False, True])
-def test_what_is_said_of_a_promise_that_the_code_gives_up_meanwhile_reaches_the_next_of_its_name(
+def test_a_resolution_of_an_abandoned_promise_goes_to_its_namesake(
     system: System, worker: Worker, engine_: Engine, waits_for_another: bool
 ) -> None:
-    """Before, the leader accepted it, and the code, which had seen its timeout first, never heard of it."""
+    """Before, the leader accepted the resolution, but the code had seen its timeout and never received it."""
 
     @system.app.workflow(name="waits")
     async def reminds(ctx: WorkflowContext) -> list[Any]:
@@ -353,7 +355,7 @@ def test_what_is_said_of_a_promise_that_the_code_gives_up_meanwhile_reaches_the_
 
 
 @pytest.mark.parametrize("cancel_first", [False, True])
-def test_a_cancel_and_a_decision_are_heard_in_the_order_in_which_they_were_accepted(
+def test_a_cancel_and_a_resolution_take_effect_in_order_of_acceptance(
     stage: Stage, waits: CodeWorkflow[..., Any], cancel_first: bool
 ) -> None:
     handle = waits.start()
@@ -377,7 +379,7 @@ def test_a_cancel_and_a_decision_are_heard_in_the_order_in_which_they_were_accep
         handle.signal("go", "on")
 
 
-def test_a_run_that_cleans_up_takes_signals_and_decisions(
+def test_a_run_that_cleans_up_receives_signals_and_resolutions(
     system: System, worker: Worker, engine_: Engine, stage: Stage
 ) -> None:
     heard: list[Any] = []

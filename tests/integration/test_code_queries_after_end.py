@@ -1,4 +1,4 @@
-"""Queries of runs that have ended: a worker replays what the code was shown, and nothing but the answer comes of it."""
+"""Queries of ended runs: a worker replays the events that the code has seen, and only the answer leaves the worker."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def worker(system: System) -> Worker:
     return system.worker(knows=("job", "basket"))
 
 
-def test_an_ended_run_is_asked(system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine) -> None:
+def test_an_ended_run_answers_queries(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
     handle = basket.start()
     handle.signal("add", "tea")
     handle.signal("add", "end")
@@ -79,7 +81,7 @@ def test_an_ended_run_is_asked(system: System, basket: CodeWorkflow[..., Any], w
     assert handle.state() == {"phase": "closed"}
 
 
-def test_a_terminated_run_is_asked_for_what_its_code_has_seen(
+def test_a_terminated_run_answers_with_the_state_of_its_code(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     handle = basket.start()
@@ -96,7 +98,7 @@ def test_a_terminated_run_is_asked_for_what_its_code_has_seen(
     assert handle.state() == {"phase": "open"}
 
 
-def test_a_run_that_ended_before_its_code_ran_or_has_a_long_history_is_not_asked(
+def test_ended_runs_without_turns_or_with_long_histories_reject_queries(
     system: System,
     basket: CodeWorkflow[..., Any],
     worker: Worker,
@@ -116,7 +118,7 @@ def test_a_run_that_ended_before_its_code_ran_or_has_a_long_history_is_not_asked
         assert says in error.message
 
 
-def test_code_that_no_longer_fits_says_so(
+def test_a_query_reports_code_that_no_longer_matches(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     handle = basket.start()
@@ -136,7 +138,7 @@ def test_code_that_no_longer_fits_says_so(
     assert handle.status() == "success"
 
 
-def test_a_query_that_kills_its_process_is_asked_once_more_alone_and_gets_an_error(
+def test_a_query_that_kills_its_process_is_retried_alone_then_fails(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     handle = basket.start()

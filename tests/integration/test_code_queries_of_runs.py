@@ -1,4 +1,4 @@
-"""Queries of other runs from inside a workflow, on the real leader: replay gives the answers that the history has."""
+"""Queries of other runs from inside a workflow, on the real leader: replay returns the answers of the history."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOBODY = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
 
 
 class Stage:
-    """A counter that is asked by others, and a worker that forgets their code after each turn."""
+    """A counter that other workflows query, and a worker that forgets their code after each turn."""
 
     def __init__(self, system: System, engine: Engine) -> None:
         self.system, self.engine, self.app = system, engine, system.app
@@ -91,7 +91,7 @@ def test_a_run_is_queried_by_its_id(stage: Stage) -> None:
     assert stage.system.sql("SELECT * FROM orchestrator.answers") == []
 
 
-def test_an_ended_run_is_queried_too(stage: Stage) -> None:
+def test_a_workflow_can_query_an_ended_run(stage: Stage) -> None:
     counter = stage.counter.run.start(-5)
     stage.go_on()
     assert counter.result(0) == -5
@@ -101,7 +101,7 @@ def test_an_ended_run_is_queried_too(stage: Stage) -> None:
     assert kinds(stage.system, asking).count("promise_resolved") == 1
 
 
-def test_a_child_is_queried_by_the_handle_that_its_parent_has_at_once(stage: Stage) -> None:
+def test_a_parent_can_query_a_child_at_once(stage: Stage) -> None:
     run = stage.mother.start()
     stage.go_on()
     assert run.result(0) == (21,)
@@ -115,7 +115,7 @@ def test_a_child_is_queried_by_the_handle_that_its_parent_has_at_once(stage: Sta
         ("", "times", "much", InvalidArguments, "number"),
     ],
 )
-def test_each_way_to_fail_has_a_type(
+def test_each_query_failure_has_its_own_error_type(
     stage: Stage, of: str, query: str, number: Any, kind: type[Exception], words: str
 ) -> None:
     counter = stage.counter.run.start(5)
@@ -125,8 +125,8 @@ def test_each_way_to_fail_has_a_type(
     assert words in run.result(0)
 
 
-def test_a_query_that_is_lost_with_the_leader_is_asked_again_until_its_time_is_up(stage: Stage) -> None:
-    @stage.app.workflow(name="unheard")  # no worker knows it
+def test_a_query_lost_with_the_leader_is_repeated_until_its_timeout(stage: Stage) -> None:
+    @stage.app.workflow(name="unheard")  # unknown to all workers
     async def unheard(ctx: WorkflowContext) -> None: ...
 
     counter, nobody = stage.counter.run.start(5), unheard.start()
@@ -135,7 +135,7 @@ def test_a_query_that_is_lost_with_the_leader_is_asked_again_until_its_time_is_u
     while "signal_sent" not in kinds(stage.system, asking):
         stage.go_on(1)
     for seconds in range(6, 60, 6):
-        stage.system.lead(offset=seconds)  # which knows of no query
+        stage.system.lead(offset=seconds)  # a new leader knows no queries
         stage.go_on(6)
     assert asking.result(0) == "[10], then [200]"
     assert kinds(stage.system, asking).count("signal_sent") == 4
@@ -144,7 +144,7 @@ def test_a_query_that_is_lost_with_the_leader_is_asked_again_until_its_time_is_u
     )
 
 
-def test_what_is_no_run_of_code_has_no_queries(stage: Stage) -> None:
+def test_a_run_without_code_rejects_queries(stage: Stage) -> None:
     many = stage.app.start_many(stage.system.job, [1])
     run = stage.asks.start(many.id)
     stage.go_on()

@@ -44,7 +44,7 @@ class Stage:
         self.tasks = {name: system.app.task(name=name)(lambda: None) for name in ("one", "two", "three")}
 
     def play(self, *, until: Callable[[], object] = lambda: False, most: int = 40) -> None:
-        """Let the code run as far as it comes; tasks are held."""
+        """Take turns until none is left; tasks are held."""
         quiet = 0
         for _ in range(most):
             self.system.pass_seconds(after=0.1)
@@ -61,7 +61,7 @@ class Stage:
                 return
 
     def finish(self, name: str, value: Any = None) -> None:
-        """End the oldest task of a name, and let the code run on."""
+        """End the oldest task of a name, and take the next turns."""
         self.worker.succeed(self.held[name].pop(0), result=msgspec.msgpack.encode(value))
         self.play()
 
@@ -70,7 +70,7 @@ class Stage:
         self.play()
 
     def ask(self, call: Callable[[], Any], *, working: bool = False) -> Any:
-        """Make a call that waits for the leader, while that ticks, and for the worker if that is `working`."""
+        """Make a call that waits for the leader while it ticks, and with `working` for the worker, too."""
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(call)
             pass_time = partial(self.play, most=1) if working else partial(self.system.pass_seconds, after=0.1)
@@ -118,7 +118,7 @@ def order(stage: Stage) -> CodeWorkflow[..., Any]:
     return order
 
 
-def test_who_looks_at_a_run_sees_that_it_was_reset_and_what_it_repeats(
+def test_a_reset_is_shown_on_the_old_and_the_new_run(
     stage: Stage, order: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", stage.system.settings.database_url)
@@ -137,7 +137,7 @@ def test_who_looks_at_a_run_sees_that_it_was_reset_and_what_it_repeats(
     assert json.loads(show(new, "--json"))["reset"] == {"run": old.id, "to": 4, "reason": "one was wrong"}
 
 
-def test_an_open_run_goes_on_in_one_that_keeps_what_had_ended(stage: Stage, order: CodeWorkflow[..., Any]) -> None:
+def test_a_reset_of_an_open_run_keeps_its_earlier_results(stage: Stage, order: CodeWorkflow[..., Any]) -> None:
     old = order.starting(id="o-1", tags=["vip"]).start()
     stage.play()
     stage.finish("one", 1)
@@ -163,7 +163,7 @@ def test_an_open_run_goes_on_in_one_that_keeps_what_had_ended(stage: Stage, orde
     assert stage.row(new)["tags"] == ["vip"]
     assert order.starting(id="o-1", on_conflict="return").start() == new
 
-    stage.worker.succeed(stage.held["three"].pop(0))  # of the old run: it comes too late
+    stage.worker.succeed(stage.held["three"].pop(0))  # a task of the old run: too late
     stage.finish("two", 22)
     stage.finish("three", 3)
     assert new.result(0) == old.result(0) == [1, 22, 3]
@@ -171,9 +171,7 @@ def test_an_open_run_goes_on_in_one_that_keeps_what_had_ended(stage: Stage, orde
     replay(order, new.history())
 
 
-def test_a_run_that_had_ended_stays_as_it_is_and_can_be_reset_more_than_once(
-    stage: Stage, order: CodeWorkflow[..., Any]
-) -> None:
+def test_an_ended_run_can_be_reset_repeatedly_and_stays_unchanged(stage: Stage, order: CodeWorkflow[..., Any]) -> None:
     old = order.starting(id="o-1").start()
     stage.play()
     stage.finish("one", 1)
@@ -186,8 +184,8 @@ def test_a_run_that_had_ended_stays_as_it_is_and_can_be_reset_more_than_once(
         old.result(0)
     assert stage.open_tasks(first) == ["one"]
     assert stage.open_tasks(second) == ["three", "two"]
-    assert order.starting(id="o-1", on_conflict="return").start() == first  # the old run had it no more
-    again = stage.reset(second, 5)  # the numbers are those of the first run
+    assert order.starting(id="o-1", on_conflict="return").start() == first  # the old run had lost the id
+    again = stage.reset(second, 5)  # event numbers are those of the first run
     assert again.history().events[8 - 1].number == 8
     assert stage.kinds(again)[:6] == [*stage.kinds(old)[:5], "run_reset"]
     stage.held["two"], stage.held["three"] = stage.held["two"][-1:], stage.held["three"][-1:]
@@ -196,7 +194,7 @@ def test_a_run_that_had_ended_stays_as_it_is_and_can_be_reset_more_than_once(
     assert again.result(0) == second.result(0) == [1, 2, 3]
 
 
-def test_a_run_that_is_stuck_can_be_reset_to_where_its_code_fits(stage: Stage) -> None:
+def test_a_stuck_run_can_be_reset_to_a_matching_event(stage: Stage) -> None:
     names = ["one", "two"]
 
     @stage.app.workflow(name="order")
@@ -218,9 +216,7 @@ def test_a_run_that_is_stuck_can_be_reset_to_where_its_code_fits(stage: Stage) -
     assert stage.row(old)["stuck"] is None
 
 
-def test_a_reset_run_whose_workflow_nobody_knows_is_stuck_and_not_failed(
-    stage: Stage, order: CodeWorkflow[..., Any]
-) -> None:
+def test_a_reset_run_with_an_unknown_workflow_is_stuck_not_failed(stage: Stage, order: CodeWorkflow[..., Any]) -> None:
     old = order.start()
     stage.play()
     stage.worker.die()
@@ -234,7 +230,7 @@ def test_a_reset_run_whose_workflow_nobody_knows_is_stuck_and_not_failed(
     assert begun.status() == "stuck"
 
 
-def test_who_cancels_a_run_that_was_reset_cancels_the_new_one(stage: Stage, order: CodeWorkflow[..., Any]) -> None:
+def test_cancelling_a_reset_run_cancels_the_new_run(stage: Stage, order: CodeWorkflow[..., Any]) -> None:
     old = order.start()
     stage.play()
     new = stage.reset(old, 4)
@@ -249,10 +245,10 @@ def test_who_cancels_a_run_that_was_reset_cancels_the_new_one(stage: Stage, orde
     assert new.status() == "cancelled"
 
 
-# -- what people said
+# -- messages
 
 
-def test_what_people_said_after_the_event_is_said_again(stage: Stage) -> None:
+def test_messages_after_the_event_of_a_reset_are_repeated(stage: Stage) -> None:
     @stage.app.workflow(name="patient")
     async def patient(ctx: WorkflowContext) -> list[Any]:
         said: list[Any] = []
@@ -300,7 +296,7 @@ def test_what_people_said_after_the_event_is_said_again(stage: Stage) -> None:
     assert new.result(0) == ["first", "second", 7, "yes", "again"]
 
 
-def test_a_promise_is_open_before_any_worker_has_seen_the_new_run(stage: Stage) -> None:
+def test_a_new_runs_promises_are_open_before_its_first_turn(stage: Stage) -> None:
     @stage.app.workflow(name="patient")
     async def patient(ctx: WorkflowContext) -> Any:
         return await ctx.promise("approval")
@@ -315,7 +311,7 @@ def test_a_promise_is_open_before_any_worker_has_seen_the_new_run(stage: Stage) 
     assert new.result(0) == "yes"
 
 
-def test_a_timer_is_due_when_it_was_due(stage: Stage) -> None:
+def test_a_reset_keeps_the_due_time_of_a_timer(stage: Stage) -> None:
     @stage.app.workflow(name="patient", timeout=86_400)
     async def patient(ctx: WorkflowContext) -> str:
         await ctx.sleep(hours=1)
@@ -337,10 +333,10 @@ def test_a_timer_is_due_when_it_was_due(stage: Stage) -> None:
     assert new.result(0) == "awake"
 
 
-# -- families
+# -- children
 
 
-def test_the_parent_of_an_open_child_waits_for_the_new_one(stage: Stage) -> None:
+def test_the_parent_of_a_reset_child_waits_for_the_new_run(stage: Stage) -> None:
     one = stage.tasks["one"]
 
     @stage.app.workflow(name="slow")
@@ -363,14 +359,14 @@ def test_the_parent_of_an_open_child_waits_for_the_new_one(stage: Stage) -> None
     row = stage.row(handle)
     assert (row["total"], row["open"], row["success"]) == (1, 0, 1)
 
-    late = stage.reset(child, 1)  # it has ended: whatever becomes of it now, the parent knows its end
+    late = stage.reset(child, 1)  # the child has ended, and its parent already knows the end
     stage.finish("one", 6)
     assert late.result(0) == 6
     assert stage.row(late)["parent_run"] is None
     assert stage.row(handle)["success"] == 1
 
 
-def test_children_are_started_again_and_detached_ones_taken_over(stage: Stage) -> None:
+def test_a_reset_restarts_children_and_takes_over_detached_children(stage: Stage) -> None:
     one, two = stage.tasks["one"], stage.tasks["two"]
 
     @stage.app.workflow(name="slow")
@@ -440,7 +436,7 @@ def test_a_parent_and_its_detached_child_are_both_reset(stage: Stage, child_firs
     assert stage.system.sql("SELECT id FROM orchestrator.runs WHERE open <> 0 OR ended_at IS NULL") == []
 
 
-def test_the_end_of_a_detached_child_that_nobody_heard_of_is_told(stage: Stage) -> None:
+def test_the_unseen_end_of_a_detached_child_reaches_the_new_run(stage: Stage) -> None:
     two, three = stage.tasks["two"], stage.tasks["three"]
 
     @stage.app.workflow(name="mailer")
@@ -465,10 +461,10 @@ def test_the_end_of_a_detached_child_that_nobody_heard_of_is_told(stage: Stage) 
     assert stage.ran["two"] == 1
 
 
-# -- what is refused, and what may go wrong
+# -- rejections and failures
 
 
-def test_what_cannot_be_reset_is_refused_by_name(stage: Stage, order: CodeWorkflow[..., Any]) -> None:
+def test_an_invalid_reset_is_rejected_with_the_reason(stage: Stage, order: CodeWorkflow[..., Any]) -> None:
     handle = order.start()
     stage.play()
     for event, message in (
@@ -485,7 +481,7 @@ def test_what_cannot_be_reset_is_refused_by_name(stage: Stage, order: CodeWorkfl
         stage.app.workflow_run("0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17").reset(to=1)
 
 
-def test_a_run_that_goes_on_in_an_open_one_is_not_reset(stage: Stage) -> None:
+def test_a_run_with_an_open_continuation_cannot_be_reset(stage: Stage) -> None:
     @stage.app.workflow(name="rounds")
     async def rounds(ctx: WorkflowContext, number: int = 1) -> int:
         await ctx.signals("next").get()
@@ -505,10 +501,10 @@ def test_a_run_that_goes_on_in_an_open_one_is_not_reset(stage: Stage) -> None:
     old.signal("next")
     stage.play()
     assert old.result(0) == 2
-    assert stage.reset(old, 1).status() == "running"  # now that all of them have ended, it can be
+    assert stage.reset(old, 1).status() == "running"  # allowed now that all these runs have ended
 
 
-def test_a_request_that_is_applied_twice_makes_one_run(
+def test_a_reset_request_applied_twice_creates_a_single_run(
     stage: Stage, order: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handles = [order.start(), order.start()]
@@ -528,7 +524,7 @@ def test_a_request_that_is_applied_twice_makes_one_run(
     assert stage.system.count("runs") == 4
 
 
-def test_resets_of_one_run_are_done_one_by_one(
+def test_resets_are_bounded_per_tick_and_applied_once_per_run(
     stage: Stage, order: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(code_resets, "MAX_EVENTS", 4)

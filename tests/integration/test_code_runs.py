@@ -36,7 +36,7 @@ def worker_of(system: System, name: str = "w1") -> Worker:
     return system.worker(name, knows=("job", "double", "sleeper"))
 
 
-def test_a_result_that_was_not_kept_is_none(system: System, engine_: Engine) -> None:
+def test_the_result_of_a_task_without_stored_results_is_none(system: System, engine_: Engine) -> None:
     def count() -> int:
         return 3
 
@@ -59,7 +59,7 @@ def test_a_result_that_was_not_kept_is_none(system: System, engine_: Engine) -> 
     assert handle.result(0) == "None"
 
 
-def test_from_start_to_result(system: System, double: CodeWorkflow[..., Any], engine_: Engine) -> None:
+def test_a_code_run_goes_from_start_to_result(system: System, double: CodeWorkflow[..., Any], engine_: Engine) -> None:
     worker = worker_of(system)
     handle = double.start(7)
     system.pass_seconds()
@@ -94,7 +94,9 @@ def test_from_start_to_result(system: System, double: CodeWorkflow[..., Any], en
     assert system.count("tasks") == 0
 
 
-def test_a_batch_is_applied_once(system: System, double: CodeWorkflow[..., Any], engine_: Engine) -> None:
+def test_a_duplicate_turn_report_is_applied_once(
+    system: System, double: CodeWorkflow[..., Any], engine_: Engine
+) -> None:
     worker = worker_of(system)
     handle = double.start(7)
     system.pass_seconds()
@@ -126,7 +128,7 @@ def test_a_turn_of_an_attempt_that_is_over_is_ignored(
     assert system.row(turn.id)["status"] == "dispatched"
 
 
-def test_code_does_not_sleep_on_news_that_came_during_its_turn(
+def test_events_during_a_turn_are_delivered_in_another_turn(
     system: System, double: CodeWorkflow[..., Any], engine_: Engine
 ) -> None:
     worker = worker_of(system)
@@ -146,7 +148,7 @@ def test_code_does_not_sleep_on_news_that_came_during_its_turn(
     assert [task.is_turn_task for task in worker.take()] == [True]
 
 
-def test_the_worker_that_has_the_code_gets_what_is_new_and_any_other_everything(
+def test_only_a_worker_without_the_code_receives_the_whole_history(
     system: System, double: CodeWorkflow[..., Any], engine_: Engine
 ) -> None:
     worker, other = worker_of(system), worker_of(system, "w2")
@@ -213,9 +215,7 @@ def test_a_pinned_run_waits_for_a_worker_with_its_version(
     assert run_row(system, handle)["open"] == 2
 
 
-def test_a_signal_that_is_to_start_a_run_does_so_if_the_open_one_ends_before_it_arrives(
-    system: System, double: CodeWorkflow[..., Any]
-) -> None:
+def test_a_starting_signal_starts_a_run_if_the_open_run_ends(system: System, double: CodeWorkflow[..., Any]) -> None:
     worker = worker_of(system)
     first = double.starting(id="d-1").start(7)
     system.pass_seconds()
@@ -242,8 +242,8 @@ def test_code_that_kills_its_workers_is_stuck_and_not_failed(system: System, dou
     assert run_row(system, handle)["stuck"]["kind"] == "WorkerLost"
 
 
-def test_workers_that_died_before_the_last_turn_are_not_held_against_a_run(system: System, engine_: Engine) -> None:
-    """A run that lives for months may see many die; they count only while it does not get on."""
+def test_losses_before_the_last_turn_do_not_count_against_a_run(system: System, engine_: Engine) -> None:
+    """A run may lose many workers over months; losses count only without progress."""
 
     @system.app.workflow(name="sleeper")
     async def listener(ctx: WorkflowContext) -> int:
@@ -295,9 +295,7 @@ def test_a_timer_wakes_the_code_when_it_is_due(system: System, engine_: Engine) 
     assert system.count("timers") == 0
 
 
-def test_a_sleep_counts_from_when_the_code_asks_for_it_however_late_its_worker_comes(
-    system: System, engine_: Engine
-) -> None:
+def test_a_timer_counts_from_the_turn_that_starts_the_timer(system: System, engine_: Engine) -> None:
     @system.app.workflow(name="sleeper", timeout=7200)
     async def sleeper(ctx: WorkflowContext) -> str:
         with contextlib.suppress(TimeoutError):
@@ -326,7 +324,7 @@ def test_a_sleep_counts_from_when_the_code_asks_for_it_however_late_its_worker_c
     assert handle.result(0) == "awake"
 
 
-def test_timers_of_one_time_fire_in_the_order_of_their_start(system: System, engine_: Engine) -> None:
+def test_timers_with_the_same_due_time_fire_in_start_order(system: System, engine_: Engine) -> None:
     @system.app.workflow(name="sleepers")
     async def sleepers(ctx: WorkflowContext) -> list[int]:
         order: list[int] = []
@@ -352,7 +350,7 @@ def test_timers_of_one_time_fire_in_the_order_of_their_start(system: System, eng
     assert asyncio.run(in_memory()) == list(range(20))
 
 
-def test_a_run_whose_time_is_up_is_asked_to_end_and_has_failed(system: System, engine_: Engine) -> None:
+def test_a_timed_out_run_is_asked_to_end_and_fails(system: System, engine_: Engine) -> None:
     @system.app.workflow(name="sleeper", timeout=60)
     async def sleeper(ctx: WorkflowContext) -> None:
         await ctx.promise("never")
@@ -374,7 +372,7 @@ def test_a_run_whose_time_is_up_is_asked_to_end_and_has_failed(system: System, e
     assert system.count("promises") == 0
 
 
-def test_a_run_is_forgotten_with_its_history(system: System, double: CodeWorkflow[..., Any]) -> None:
+def test_deleting_a_run_deletes_its_history(system: System, double: CodeWorkflow[..., Any]) -> None:
     worker = worker_of(system)
     handle = double.starting(id="d-1").start(7)
     system.pass_seconds()

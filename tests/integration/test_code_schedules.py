@@ -51,7 +51,7 @@ def pass_minutes(system: System, minutes: int) -> None:
     system.pass_seconds()
 
 
-def test_what_the_code_declares_starts_one_run_a_fire(
+def test_a_schedule_declared_in_code_starts_a_run_per_fire(
     system: System, nightly: CodeWorkflow[..., Any], worker: Worker
 ) -> None:
     params = {"due": "${run.fire_time}", "number": 7}
@@ -74,7 +74,7 @@ def test_what_the_code_declares_starts_one_run_a_fire(
     assert len(runs(system)) == 2
 
 
-def test_a_run_that_goes_on_in_another_is_open(system: System, nightly: CodeWorkflow[..., Any], worker: Worker) -> None:
+def test_a_run_that_continues_counts_as_open(system: System, nightly: CodeWorkflow[..., Any], worker: Worker) -> None:
     system.app.schedules.set("nightly", every="60s", params={"due": "x"})
     pass_minutes(system, 1)
     end(system, worker, ContinueRun(b"\x92\x90\x81\xa3due\xa1x"))
@@ -85,7 +85,7 @@ def test_a_run_that_goes_on_in_another_is_open(system: System, nightly: CodeWork
     assert system.app.schedules["nightly"].status().fired == 2
 
 
-def test_the_open_run_is_asked_to_cancel_itself(
+def test_overlap_cancel_previous_asks_the_open_run_to_cancel(
     system: System, nightly: CodeWorkflow[..., Any], worker: Worker
 ) -> None:
     system.app.schedules.set("nightly", every="60s", overlap="cancel_previous", params={"due": "x"})
@@ -104,7 +104,9 @@ def test_the_open_run_is_asked_to_cancel_itself(
     assert second["status"] == "running"
 
 
-def test_a_run_can_be_started_at_once(system: System, nightly: CodeWorkflow[..., Any], worker: Worker) -> None:
+def test_triggering_a_schedule_starts_a_run_at_once(
+    system: System, nightly: CodeWorkflow[..., Any], worker: Worker
+) -> None:
     system.app.schedules.set("nightly", "hourly", every="1h", params={"due": "x"})
     handle = system.app.schedules["nightly/hourly"].trigger()
     assert isinstance(handle, WorkflowHandle)
@@ -120,7 +122,7 @@ def test_a_run_can_be_started_at_once(system: System, nightly: CodeWorkflow[...,
         ({"params": {"due": "${run.nothing}"}}, "nothing"),
     ],
 )
-def test_what_cannot_be_scheduled_is_refused(
+def test_a_schedule_with_invalid_params_is_rejected(
     system: System, nightly: CodeWorkflow[..., Any], options: dict[str, Any], error: str
 ) -> None:
     with pytest.raises(Exception, match=error):
@@ -142,7 +144,7 @@ def test_queued_runs_begin_one_after_another(system: System, nightly: CodeWorkfl
     assert statuses(system) == ["running", "pending", "pending"]
     waiting = system.app.workflow_run(runs(system)[1]["id"])
     assert waiting.status() == "pending"
-    waiting.signal("early", 1)  # is kept, and begins nothing
+    waiting.signal("early", 1)  # stored, but starts nothing
     system.pass_seconds(3)
     (turn,) = worker.take()
     assert statuses(system) == ["running", "pending", "pending"]
@@ -150,7 +152,7 @@ def test_queued_runs_begin_one_after_another(system: System, nightly: CodeWorkfl
     system.pass_seconds(3)
     assert statuses(system) == ["success", "running", "pending"]
     begun = runs(system)[1]
-    assert begun["deadline"] - begun["started_at"] == timedelta(seconds=1000)  # its time began with it
+    assert begun["deadline"] - begun["started_at"] == timedelta(seconds=1000)  # timeout counts from its start
     (turn,) = worker.take()
     assert [event.what.__struct_config__.tag for event in activation(turn).events] == ["run_started", "signal_received"]
 
@@ -211,7 +213,7 @@ def test_a_backfill_knows_the_runs_of_older_releases(
         "RETURNING name"
     )
     system.pass_seconds(3)
-    system.sql("UPDATE orchestrator.runs SET key = NULL RETURNING id")  # which they gave to no run of code
+    system.sql("UPDATE orchestrator.runs SET key = NULL RETURNING id")  # older releases gave code runs no key
     (run,) = runs(system)
     start = run["fire_time"] - timedelta(hours=2)
     system.app.schedules["nightly"].backfill(start.isoformat(), (start + timedelta(hours=2, seconds=1)).isoformat())
@@ -219,7 +221,7 @@ def test_a_backfill_knows_the_runs_of_older_releases(
     assert [one["fire_time"] for one in runs(system)] == [start, start + timedelta(hours=1), run["fire_time"]]
 
 
-def test_another_schedule_of_a_task_takes_params_of_its_own(system: System) -> None:
+def test_each_schedule_of_a_task_has_its_own_params(system: System) -> None:
     def clean(area: str, due: str = "", limit: int = 3) -> None: ...
 
     app = system.app

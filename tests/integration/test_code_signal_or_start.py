@@ -1,4 +1,4 @@
-"""A signal that is to start a run if there is none, and comes when the run that was open has ended."""
+"""A signal that starts a run if none is open, and arrives when the open run has ended."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def worker(system: System) -> Worker:
 
 @pytest.fixture
 def first(system: System, basket: CodeWorkflow[..., Any], worker: Worker) -> WorkflowHandle[Any]:
-    """A run under the id b-1, whose code has its first turn."""
+    """A run with the id b-1, whose code has its first turn."""
     first = basket.starting(id="b-1").start()
     system.pass_seconds()
     return first
@@ -56,13 +56,13 @@ def signalled(basket: CodeWorkflow[..., Any], number: int = 1) -> WorkflowHandle
 
 
 def end(worker: Worker, result: bytes, *, through: int | None = None) -> None:
-    """End the run whose turn it is, and whose code is shown so many events; all that there are by default."""
+    """End the run of the current turn, whose code has seen `through` events; all events by default."""
     (turn,) = worker.take()
     seen = activation(turn).through if through is None else through
     worker.report(Activated(turn.id, turn.attempt, 0.1, through=seen, commands=[CompleteRun(result)]))
 
 
-def test_the_handle_is_about_the_run_that_begins_with_it(
+def test_the_handle_refers_to_the_run_that_its_signal_starts(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
 ) -> None:
     handle = signalled(basket)
@@ -79,7 +79,7 @@ def test_the_handle_is_about_the_run_that_begins_with_it(
     assert (handle.result(0), asyncio.run(handle.aresult(0)), first.result(0)) == (2, 2, 1)
 
 
-def test_or_about_the_one_that_another_signal_has_begun(
+def test_the_handle_refers_to_the_run_that_another_signal_started(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
 ) -> None:
     handles = [signalled(basket, number) for number in (1, 2, 3)]
@@ -92,10 +92,10 @@ def test_or_about_the_one_that_another_signal_has_begun(
     assert system.count("runs") == 2
 
 
-def test_it_begins_a_run_also_behind_many_late_signals(
+def test_a_starting_signal_starts_a_run_behind_many_late_signals(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
 ) -> None:
-    """Of plain signals that an ended run has not seen, only the first are read."""
+    """Of the plain signals that an ended run has not seen, only the first are read."""
     for _ in range(3):
         first.signal("note", "x" * 70_000)
     handle = signalled(basket)
@@ -106,10 +106,10 @@ def test_it_begins_a_run_also_behind_many_late_signals(
     assert handle.history().run_id != first.history().run_id
 
 
-def test_it_stays_with_the_run_that_gets_the_signal(
+def test_the_handle_stays_with_the_run_that_receives_the_signal(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
 ) -> None:
-    """Also where that goes on in another."""
+    """Also if that run continues as new."""
     handle = signalled(basket)
     system.tick()
     (turn,) = worker.take()
@@ -121,10 +121,10 @@ def test_it_stays_with_the_run_that_gets_the_signal(
     assert (first.result(0), handle.result(0)) == (2, 2)
 
 
-def test_a_client_starts_another_run_at_the_same_moment(
+def test_a_starting_signal_goes_to_a_run_started_concurrently(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
 ) -> None:
-    """Whoever takes the id first has it, and the signal goes there."""
+    """The first to take the id has it, and the signal goes there."""
     handle = signalled(basket)
     end(worker, ONE)
     mine = uuid4()
@@ -143,13 +143,13 @@ def test_a_client_starts_another_run_at_the_same_moment(
     assert [event.what.__struct_config__.tag for event in handle.history().events] == ["run_started", "signal_received"]
 
 
-def test_a_signal_that_the_code_was_not_shown_before_its_end_begins_another_run(
+def test_a_signal_unseen_by_the_ended_code_starts_a_run(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
 ) -> None:
     handles = [signalled(basket, number) for number in (1, 2)]
     system.tick()
     assert len(first.history().events) == 3, "they stand in its history"
-    end(worker, ONE)  # by what it was shown before
+    end(worker, ONE)  # seeing only earlier events
     system.tick()
     assert first.result(0) == 1
     assert [handle.status() for handle in handles] == ["running", "running"]
@@ -163,7 +163,7 @@ def test_a_signal_that_the_code_was_not_shown_before_its_end_begins_another_run(
     assert system.count("runs") == 2
 
 
-def test_the_order_of_one_sender_is_kept_where_the_run_has_ended_and_nobody_has_noticed(
+def test_signals_of_a_sender_stay_in_order_around_an_unnoticed_end(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
 ) -> None:
     handles = [signalled(basket, 1)]
@@ -175,9 +175,9 @@ def test_the_order_of_one_sender_is_kept_where_the_run_has_ended_and_nobody_has_
         " VALUES (:id, :kind, :target, CAST(:body AS jsonb))",
         **dict(request) | {"body": json.dumps(request["body"])},
     )
-    handles.append(signalled(basket, 2))  # the first is on its way to a run that has ended
+    handles.append(signalled(basket, 2))  # the first signal is on its way to an ended run
     assert handles[-1].id == first.id, "nothing is decided, as nobody leads"
-    with system.engine.begin() as connection:  # somebody takes the id over, and is signalled himself
+    with system.engine.begin() as connection:  # another run takes over the id, and is signalled
         mine = uuid4()
         connection.execute(text("UPDATE orchestrator.run_keys SET run_id = :id"), {"id": mine})
         creation.create(connection, [code_runs.new_run(mine.bytes, [RunStarted("basket", 1, b"\x92\x90\x80")])])
@@ -195,7 +195,7 @@ def _numbers(handle: WorkflowHandle[Any]) -> list[int]:
 
 @pytest.mark.parametrize("options", [{"on_conflict": "anew"}, {"signal": ("number", 1)}], ids=["anew", "signal"])
 @pytest.mark.parametrize("is_there", [True, False], ids=["ended", "unknown"])
-def test_of_two_that_take_an_id_at_the_same_moment_one_gets_it(
+def test_two_concurrent_starts_with_the_same_id_create_a_single_run(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, options: dict[str, Any], is_there: bool
 ) -> None:
     if is_there:
@@ -218,11 +218,11 @@ def test_of_two_that_take_an_id_at_the_same_moment_one_gets_it(
     assert len(system.sql("SELECT 1 FROM orchestrator.runs WHERE ended_at IS NULL")) == 1
 
 
-def test_nobody_returns_before_it_is_known_where_the_signal_went(
+def test_a_result_waits_until_the_run_of_the_signal_is_known(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
 ) -> None:
     handle = signalled(basket)
-    (request,) = system.sql("DELETE FROM orchestrator.inbox RETURNING *")  # as if it had not been committed yet
+    (request,) = system.sql("DELETE FROM orchestrator.inbox RETURNING *")  # as if the request were not committed yet
     end(worker, ONE)
     system.tick()
     assert first.result(0) == 1
@@ -244,12 +244,12 @@ def test_nobody_returns_before_it_is_known_where_the_signal_went(
     assert handle.result(0) == 2
 
 
-# -- signals that arrive with the one at which the code ends
+# -- signals that arrive with the signal that ends the run
 
 
 @pytest.fixture
 def collector(system: System) -> CodeWorkflow[..., Any]:
-    """Collects numbers until a negative one comes: -1 returns them, -2 raises, -3 continues."""
+    """Collects numbers until a negative one: -1 returns them, -2 raises, -3 continues."""
 
     @system.app.workflow(name="basket")
     async def collector(ctx: WorkflowContext, taken: list[int] | None = None) -> list[int]:
@@ -268,7 +268,7 @@ def collector(system: System) -> CodeWorkflow[..., Any]:
 
 
 @pytest.mark.parametrize("last", [-1, -2], ids=["returns", "raises"])
-def test_signals_behind_the_one_that_ends_the_run_begin_another(
+def test_signals_behind_the_signal_that_ends_a_run_start_another_run(
     system: System, collector: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, last: int
 ) -> None:
     handles = [signalled(collector, number) for number in (1, last, 5, 6)]
@@ -284,10 +284,10 @@ def test_signals_behind_the_one_that_ends_the_run_begin_another(
     assert system.count("runs") == 2
 
 
-def test_signals_that_begin_a_run_may_begin_the_one_after_it(
+def test_signals_that_start_a_run_may_also_start_the_next_run(
     system: System, collector: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
-    """They were lost where the second run, too, ended before its code was shown all of them."""
+    """The signals were lost if the second run, too, ended before its code had seen all of them."""
     handles = [signalled(collector, number) for number in (1, -1, 2, -1, 3, -1, 4)]
     rest(system, worker, engine_)
     assert [handle.result(0) for handle in (handles[0], handles[2], handles[4])] == [[1], [2], [3]]
@@ -295,7 +295,7 @@ def test_signals_that_begin_a_run_may_begin_the_one_after_it(
     assert system.count("runs") == 4
 
 
-def test_signals_behind_the_one_that_continues_the_run_are_for_its_successor(
+def test_signals_behind_the_signal_that_continues_a_run_reach_its_successor(
     system: System, collector: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     handles = [signalled(collector, number) for number in (1, -3, 5, -1, 6)]
@@ -312,7 +312,7 @@ def _reset(system: System, handle: WorkflowHandle[Any], to: int) -> WorkflowHand
         return asking.result()
 
 
-def test_a_plain_signal_behind_the_one_that_ends_the_run_is_heard_by_a_reset(
+def test_a_reset_delivers_plain_signals_behind_the_end_of_a_run(
     system: System, worker: Worker, engine_: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = {2}
@@ -341,7 +341,7 @@ def test_a_plain_signal_behind_the_one_that_ends_the_run_is_heard_by_a_reset(
 
 
 @pytest.mark.parametrize("to", [1, 4])
-def test_signals_that_have_begun_another_run_begin_none_when_theirs_is_reset(
+def test_signals_start_no_second_run_when_their_run_is_reset(
     system: System, collector: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, to: int
 ) -> None:
     handles = [signalled(collector, number) for number in (1, -1, 5)]
@@ -353,7 +353,7 @@ def test_signals_that_have_begun_another_run_begin_none_when_theirs_is_reset(
     assert system.count("runs") == 3
 
 
-def test_an_end_that_has_to_wait_keeps_what_the_code_was_not_shown(
+def test_an_interrupted_end_keeps_signals_that_the_code_has_not_seen(
     system: System,
     collector: CodeWorkflow[..., Any],
     worker: Worker,
@@ -371,7 +371,7 @@ def test_an_end_that_has_to_wait_keeps_what_the_code_was_not_shown(
     assert (handles[-1].status(), _numbers(handles[-1])) == ("running", [5])
 
 
-def test_a_signal_behind_another_to_an_ended_run_returns_the_run_that_gets_both(
+def test_a_signal_behind_a_pending_signal_returns_the_run_of_both(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
 ) -> None:
     signalled(basket, 1)
@@ -410,7 +410,7 @@ def test_updates_of_a_handle_go_to_the_run_that_has_the_signal(system: System, e
     system.tick()
     update = handle.options(id="u-1").start_update("add", 1)
     rest(system, worker, engine_)
-    system.sql("DELETE FROM orchestrator.answers RETURNING 1")  # as happens after an hour
+    system.sql("DELETE FROM orchestrator.answers RETURNING 1")  # as after an hour
     assert (update.stage(), update.result()) == ("completed", 2)
     assert basket.find("b-1").update_handle("u-1").result() == 2
     assert handle.id != first.id

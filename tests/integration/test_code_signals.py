@@ -1,4 +1,4 @@
-"""Runs that signal each other, tick by tick: each signal arrives once, at the run in which its target goes on."""
+"""Runs that signal each other, tick by tick: each signal arrives once, at the newest run of its target's chain."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def hears(system: System) -> CodeWorkflow[..., Any]:
 
 
 def turn(system: System, worker: Worker, engine: Engine, *, fresh: bool = True) -> list[Any]:
-    """Let the code of runs do what it can, replayed each time; return tasks that are left."""
+    """Take all possible turns, each replayed; return the remaining tasks."""
     left: list[Any] = []
     for _ in range(6):
         system.pass_seconds()
@@ -86,7 +86,7 @@ def test_a_signal_is_sent_once_however_often_its_sender_is_replayed(
     assert kinds(system, listener).count("signal_received") == 2
 
 
-def test_a_signal_follows_to_where_its_target_goes_on_and_the_last_batch_sends_too(
+def test_a_signal_of_the_last_turn_reaches_the_targets_successor(
     system: System, worker: Worker, engine_: Engine, sends: CodeWorkflow[..., Any], hears: CodeWorkflow[..., Any]
 ) -> None:
     listener = hears.start(False)
@@ -98,7 +98,7 @@ def test_a_signal_follows_to_where_its_target_goes_on_and_the_last_batch_sends_t
     assert listener.result(0) == [1, 1]
 
 
-def test_a_signal_that_reaches_nobody_is_told_to_people_and_its_sender_goes_on(
+def test_an_undeliverable_signal_is_logged_and_its_sender_continues(
     system: System,
     worker: Worker,
     engine_: Engine,
@@ -118,9 +118,7 @@ def test_a_signal_that_reaches_nobody_is_told_to_people_and_its_sender_goes_on(
     assert system.row(raw(lost))["status"] == "success"
 
 
-def test_a_signal_to_a_run_that_fails_at_that_moment_is_in_its_history(
-    system: System, worker: Worker, engine_: Engine
-) -> None:
+def test_a_signal_to_a_failing_run_is_in_its_history(system: System, worker: Worker, engine_: Engine) -> None:
     job = system.job
 
     @system.app.workflow(name="hears")
@@ -132,7 +130,7 @@ def test_a_signal_to_a_run_that_fails_at_that_moment_is_in_its_history(
     (task,) = turn(system, worker, engine_, fresh=False)
     worker.fail(task, retryable=False)
     system.pass_seconds()
-    worker.report(act(engine_, *worker.take()))  # it fails, and nobody knows yet
+    worker.report(act(engine_, *worker.take()))  # the run fails, unknown to the leader
     handle.signal("news", 7)
     turn(system, worker, engine_)
     assert handle.status() == "failed"
@@ -140,7 +138,7 @@ def test_a_signal_to_a_run_that_fails_at_that_moment_is_in_its_history(
     assert kinds(system, handle)[-1] == "run_failed", "its code was shown the signal first"
 
 
-def test_many_signals_go_out_in_one_statement_and_runs_that_have_ended_are_named(
+def test_signal_many_signals_open_runs_and_names_missed_runs(
     system: System, worker: Worker, engine_: Engine, hears: CodeWorkflow[..., Any], sends: CodeWorkflow[..., Any]
 ) -> None:
     open_runs = [hears.start() for _ in range(3)]
@@ -180,7 +178,7 @@ def counter(system: System) -> Any:
 
 
 def announce(system: System, *signals: str) -> Worker:
-    """Let one more worker have the workflow, with these signals; a function says nothing of signals."""
+    """Add a worker that has the workflow and announces these signals; a function announces none."""
     said = (taking("counter", signals),) if signals else ()
     worker = system.worker(f"w{len(system.workers)}", knows=("job", "counter", "counter@1", *said))
     system.pass_seconds()
@@ -191,7 +189,7 @@ REFUSED = "'counter' has no handler for signal 'pusch'. Did you mean 'push'? It 
 
 
 @pytest.mark.usefixtures("in_empty_folder")
-def test_a_signal_that_no_worker_announces_is_refused_wherever_it_comes_from(system: System, counter: Any) -> None:
+def test_a_signal_that_no_worker_announces_is_rejected_for_every_client(system: System, counter: Any) -> None:
     run = counter.run.start()
     by_id = system.app.workflow_run(run.id)
     by_id.signal("anything", 1)  # nothing is announced yet
@@ -233,11 +231,11 @@ def test_a_signal_is_accepted_if_any_release_announces_it(system: System, counte
     system.pass_seconds()
     with pytest.raises(UnknownHandler):
         run.signal("stop")
-    announce(system)  # a worker of a release that says nothing, or one that has a function
+    announce(system)  # a worker of a release that announces nothing, or one with a function
     run.signal("stop")
 
 
-def test_a_sender_with_newer_code_than_the_workers_is_not_refused(system: System, counter: Any) -> None:
+def test_a_sender_with_newer_code_than_the_workers_is_accepted(system: System, counter: Any) -> None:
     run = counter.run.start()
     announce(system, "stop")
     run.signal(counter.push, 1)
@@ -247,7 +245,7 @@ def test_a_sender_with_newer_code_than_the_workers_is_not_refused(system: System
     assert len(system.sql("SELECT 1 FROM orchestrator.inbox WHERE kind = 'signal'")) == 3
 
 
-def test_a_run_that_sends_an_unknown_signal_is_told(
+def test_a_run_that_sends_an_unknown_signal_gets_an_error(
     system: System, counter: Any, engine_: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     @system.app.workflow(name="asks")

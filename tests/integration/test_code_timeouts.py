@@ -1,4 +1,4 @@
-"""The time of a run of code: when it is up, the code is asked to end, and after a grace the run ends without it."""
+"""The timeout of a code run: the code is asked to end, and after a grace period the run ends without it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def turns(system: System, worker: Worker, engine: Engine, times: int = 3) -> Non
 
 
 @pytest.mark.parametrize("continues", [False, True])
-def test_code_that_will_not_end_is_ended(
+def test_code_that_ignores_its_timeout_is_ended_after_the_grace_period(
     system: System, deaf: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, continues: bool
 ) -> None:
     handle = deaf.start(continues)
@@ -70,7 +70,7 @@ def test_code_that_will_not_end_is_ended(
     }
 
 
-def test_code_that_could_not_know_has_its_grace_later(
+def test_the_grace_period_starts_when_the_code_learns_of_the_timeout(
     system: System, deaf: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     handle = deaf.start()
@@ -88,14 +88,14 @@ def test_code_that_could_not_know_has_its_grace_later(
     assert handle.status() == "failed"
 
 
-def test_a_stuck_run_waits_for_code_that_fits(
+def test_a_stuck_run_is_not_ended_by_its_timeout(
     system: System, deaf: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     handle = deaf.start()
     for offset in (0, TIMEOUT + 1, TIMEOUT + GRACE + 5, TIMEOUT + 2 * GRACE + 10):
         system.lead(offset=offset)
         system.pass_seconds()
-        (turn,) = worker.take()  # a new leader lets it try again
+        (turn,) = worker.take()  # a new leader retries the run
         worker.report(Activated(turn.id, turn.attempt, 0.1, stuck=Violation(1, "Mismatch", "no")))
         system.pass_seconds(2)
         assert run_row(system, handle)["stuck"] is not None
@@ -117,7 +117,7 @@ def test_code_that_hangs_in_a_turn_is_ended(
 @pytest.mark.parametrize(
     ("does", "status", "error"), [("return", "success", ""), ("raise", "failed", "ValueError: no")]
 )
-def test_code_that_catches_it_decides_how_the_run_ends(
+def test_code_that_catches_the_timeout_decides_how_the_run_ends(
     system: System, engine_: Engine, does: str, status: str, error: str
 ) -> None:
     @system.app.workflow(name="decides", timeout=TIMEOUT)

@@ -1,4 +1,4 @@
-"""Tasks that complete in transactions of their own: the fence, the races with the leader, and what a block may do."""
+"""Tasks that complete in their own transactions: the fence, races with the leader, and rules of a block."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.waiting import eventually
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 ERROR = '{"kind": "ValueError", "message": "no", "traceback": ""}'
 ONE, TWO = b"\x01", b"\x02"
-"""Numbers, as results."""
+"""Encoded results."""
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def other(engine: Engine) -> Iterator[Connection]:
 def put(
     connection: Connection, *, running: bool = False, options: str | None = None, callbacks: str | None = None
 ) -> bytes:
-    """Create and claim a task, for all to see."""
+    """Create and claim a task, and commit."""
     task = time_ordered_id(1_700_000_000_000, os.urandom(10))
     enqueue.insert_task(
         connection, NewTask(task, "job", task.hex(), b"\x92\x90\x80", options=options, callbacks=callbacks)
@@ -96,7 +96,7 @@ def put(
 
 
 def outcome(connection: Connection, task: bytes) -> tuple[Any, ...]:
-    """Return a task's state and attempt, and its result, from whichever table it is in."""
+    """Return a task's state, attempt and result, from whichever table holds the task."""
     found = connection.execute(
         text("""
             SELECT status, attempt, result FROM orchestrator.ended_tasks WHERE id = CAST(:id AS uuid) UNION ALL
@@ -119,7 +119,7 @@ def write(connection: Connection, entry: str) -> None:
 
 
 def complete(connection: Connection, task: bytes, attempt: int = 1, result: bytes = ONE) -> bool:
-    """Do what a worker does."""
+    """Complete a task as a worker does."""
     assert completions.begin(connection, task, attempt)
     write(connection, task.hex())
     done = completions.commit(connection, task, attempt, result, 0.25)
@@ -135,7 +135,7 @@ def apply(connection: Connection, *reports: Any) -> TickResult:
     return tick.result
 
 
-# -- what takes an attempt away
+# -- losing an attempt
 
 TAKERS: dict[str, Callable[[Connection, bytes], Any]] = {
     "requeue": lambda c, task: transitions.requeue(
@@ -175,7 +175,7 @@ def test_a_completion_that_commits_while_the_leader_waits_for_the_row_wins(
 
 
 @pytest.mark.parametrize("name", TAKERS)
-def test_an_attempt_that_the_leader_takes_away_meanwhile_keeps_nothing(
+def test_a_completion_of_an_attempt_taken_away_meanwhile_is_rolled_back(
     connection: Connection, other: Connection, name: str
 ) -> None:
     task = put(connection)
@@ -203,7 +203,7 @@ def test_other_writes_of_the_leader_do_no_harm_to_a_completion(connection: Conne
 
 
 class holding:  # noqa: N801
-    """A completion that has been written and not committed, as in the moment before the commit."""
+    """A completion that is written but not committed, as in the moment before the commit."""
 
     def __init__(self, connection: Connection, task: bytes) -> None:
         self._connection = connection
@@ -221,7 +221,7 @@ class holding:  # noqa: N801
 
 
 def beside(call: Callable[[], Any], connection: Connection, release: Callable[[], None]) -> Any:
-    """Call something that has to wait in Postgres; release it once it does, and return what it returned."""
+    """Call something that has to wait in Postgres; release it once it waits, and return its result."""
     backend = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
     with ThreadPoolExecutor(1) as thread, connection.engine.connect() as watcher:
 
@@ -244,7 +244,9 @@ def beside(call: Callable[[], Any], connection: Connection, release: Callable[[]
 
 
 @pytest.mark.parametrize("order", ["report first", "inbox first", "report never"])
-def test_the_workers_report_makes_no_difference(connection: Connection, other: Connection, order: str) -> None:
+def test_a_completion_counts_once_with_or_without_a_report(
+    connection: Connection, other: Connection, order: str
+) -> None:
     task = put(connection)
     report = Succeeded(task, 1, 0.25, TWO)
     assert complete(other, task)
@@ -280,7 +282,7 @@ def test_a_cancel_after_the_completion_comes_too_late(connection: Connection, ot
     assert outcome(connection, task) == ("success", 1, ONE)
 
 
-def test_what_follows_a_success_is_given_the_completion(
+def test_a_success_callback_receives_the_completion(
     app: Orchestrator, connection: Connection, other: Connection
 ) -> None:
     job = app.task(name="job", on_success=app.tasks["child"])(lambda: None)
@@ -289,7 +291,7 @@ def test_what_follows_a_success_is_given_the_completion(
     assert (follower.name, decode_value(follower.payload)) == ("child", [[1], {}])
 
 
-def test_an_older_attempt_is_refused_at_once(connection: Connection, other: Connection) -> None:
+def test_a_completion_of_an_earlier_attempt_is_rejected_at_once(connection: Connection, other: Connection) -> None:
     task = put(connection)
     transitions.requeue(connection, [Requeue(task, 1)], NOW)
     connection.commit()
@@ -301,7 +303,7 @@ def test_an_older_attempt_is_refused_at_once(connection: Connection, other: Conn
     assert completions.begin(other, task, 2)
 
 
-def test_it_completes_once(connection: Connection, other: Connection) -> None:
+def test_a_task_completes_only_once(connection: Connection, other: Connection) -> None:
     task = put(connection)
     assert complete(other, task)
     assert not completions.begin(other, task, 1)
@@ -310,7 +312,7 @@ def test_it_completes_once(connection: Connection, other: Connection) -> None:
     assert outcome(connection, task)[2] == ONE
 
 
-def test_a_constraint_that_fails_at_the_commit_keeps_everything_back(connection: Connection, other: Connection) -> None:
+def test_a_constraint_that_fails_at_the_commit_rolls_everything_back(connection: Connection, other: Connection) -> None:
     task = put(connection)
     assert completions.begin(other, task, 1)
     other.exec_driver_sql("INSERT INTO unique_later VALUES ('same'), ('same')")
@@ -331,7 +333,7 @@ def test_a_transaction_that_is_left_idle_ends(connection: Connection, other: Con
 
 
 class Running:
-    """A task that runs here, in the current thread."""
+    """A task that runs in the current thread."""
 
     def __init__(self, app: Orchestrator, task: bytes, options: str | None = None) -> None:
         self.job = Job(Dispatch(task, 1, "job", b"", "default", options), Bundle("", "", "", 1), 0, 0.0)
@@ -379,26 +381,26 @@ def test_all_of_a_block_commits_together(app: Orchestrator, running: Running, co
     assert running.outbox.tasks == []
     assert running.job.children == []
     child.enqueue(7)
-    child.options(on_success=True).enqueue(8)  # it has succeeded: at once
+    child.options(on_success=True).enqueue(8)  # the task has succeeded: at once
     assert len(running.outbox.tasks) == 2
 
 
 def test_a_block_leaves_no_warning_in_the_log_of_postgres(running: Running) -> None:
-    """There was one for each block: of a ROLLBACK outside of any transaction."""
+    """Each block left a warning about a ROLLBACK outside of any transaction."""
     with running.ctx.transaction() as connection:
         lent: Any = connection.connection.dbapi_connection
         connection.execute(text("INSERT INTO ledger VALUES ('quiet')"))
     assert lent.notices == []
 
 
-def test_a_result_that_nobody_wants_is_not_kept(app: Orchestrator, connection: Connection) -> None:
+def test_a_block_stores_no_result_if_the_task_keeps_none(app: Orchestrator, connection: Connection) -> None:
     running = Running(app, put(connection), options='{"store_result":false}')
     with running.ctx.transaction():
         assert running.ctx.complete(object()) is not None
     assert outcome(connection, running.job.dispatch.id)[2] == b"\xc0"
 
 
-def test_a_child_with_a_key_commits_with_the_block_and_gets_its_key_later(
+def test_a_keyed_child_commits_with_the_block_and_is_deduplicated_later(
     app: Orchestrator, running: Running, connection: Connection
 ) -> None:
     child = app.tasks["child"].options(unique_key="one of them")
@@ -412,7 +414,7 @@ def test_a_child_with_a_key_commits_with_the_block_and_gets_its_key_later(
     assert children(connection) == 1
 
 
-def test_a_block_that_raises_leaves_nothing_and_may_be_tried_again(
+def test_a_block_that_raises_is_rolled_back_and_may_be_retried(
     app: Orchestrator, running: Running, connection: Connection
 ) -> None:
     child = app.tasks["child"]
@@ -439,7 +441,7 @@ def test_a_task_has_one_transaction(running: Running) -> None:
         pass
 
 
-def test_a_block_does_not_commit_by_itself(running: Running, connection: Connection) -> None:
+def test_an_explicit_commit_inside_a_block_is_rejected(running: Running, connection: Connection) -> None:
     with pytest.raises(WrongState, match="at the end of its block"), running.ctx.transaction() as transaction:
         write(transaction, "never")
         transaction.commit()
@@ -459,7 +461,7 @@ def test_a_block_does_not_commit_by_itself(running: Running, connection: Connect
     "sql",
     ["COMMIT", " -- done\n/* so */ commit", "END;", "ROLLBACK", "abort", "rollback work", "PREPARE TRANSACTION 'x'"],
 )
-def test_a_statement_that_would_end_the_transaction_is_not_run(
+def test_a_statement_that_would_end_the_transaction_is_rejected(
     running: Running, connection: Connection, sql: str
 ) -> None:
     refused = pytest.raises(WrongState, match="It was not run: the block commits by itself")
@@ -507,7 +509,9 @@ def test_a_block_may_roll_back_and_go_on(running: Running, connection: Connectio
     assert outcome(connection, running.job.dispatch.id)[2] == b"\xc0"
 
 
-def test_an_attempt_that_is_over_says_so(app: Orchestrator, running: Running, connection: Connection) -> None:
+def test_a_block_of_an_ended_attempt_raises_an_error(
+    app: Orchestrator, running: Running, connection: Connection
+) -> None:
     task = running.job.dispatch.id
     late = pytest.raises(AttemptOver, match="Attempt 1 of task .* no longer counts")
     with late, running.ctx.transaction() as transaction:
@@ -519,7 +523,7 @@ def test_an_attempt_that_is_over_says_so(app: Orchestrator, running: Running, co
         raise AssertionError("not even begun")
 
 
-def test_what_is_not_possible_is_refused_with_advice(app: Orchestrator, running: Running) -> None:
+def test_invalid_uses_of_a_transaction_are_rejected_with_advice(app: Orchestrator, running: Running) -> None:
     with pytest.raises(WrongState, match="call it inside"):
         running.ctx.complete(1)
     with pytest.raises(PayloadError, match="The result of task 'job'"), running.ctx.transaction():
@@ -539,7 +543,7 @@ def test_what_is_not_possible_is_refused_with_advice(app: Orchestrator, running:
         alone.transaction()
 
 
-def test_a_thread_beside_the_event_loop_may_use_it(running: Running, connection: Connection) -> None:
+def test_a_thread_of_an_async_task_may_use_a_block(running: Running, connection: Connection) -> None:
     def block() -> None:
         with running.ctx.transaction() as transaction:
             write(transaction, threading.current_thread().name)
@@ -552,13 +556,13 @@ def test_a_thread_beside_the_event_loop_may_use_it(running: Running, connection:
 
 
 @pytest.mark.parametrize("reason", [TaskTimeout, TaskAborted])
-def test_who_was_told_to_stop_neither_begins_a_block_nor_commits_one(
+def test_a_stopped_task_neither_begins_nor_commits_a_block(
     app: Orchestrator, connection: Connection, reason: type[Exception]
 ) -> None:
     running = Running(app, put(connection), options='{"timeout":1}')
     with pytest.raises(reason), running.ctx.transaction() as transaction:
         write(transaction, "late")
-        running.job.stop_with(reason, 0.0)  # and the code goes on
+        running.job.stop_with(reason, 0.0)  # the code continues
     with pytest.raises(reason), running.ctx.transaction():
         raise AssertionError("not even begun")
     assert (ledger(connection), running.job.completion) == ([], None)
@@ -578,7 +582,7 @@ def test_a_thread_that_a_task_left_behind_commits_nothing(running: Running, conn
     assert ledger(connection) == []
 
 
-def test_a_timeout_during_the_commit_is_raised_after_it(
+def test_a_timeout_during_the_commit_is_raised_after_the_commit(
     running: Running, engine: Engine, connection: Connection
 ) -> None:
     job = running.job
@@ -602,7 +606,7 @@ def test_a_timeout_during_the_commit_is_raised_after_it(
     assert ledger(connection) == ["in time"]
 
 
-# -- rights
+# -- privileges
 
 
 def test_the_documented_rights_are_enough(

@@ -1,4 +1,4 @@
-"""Compositions on a real Postgres and a real Redis, whose tasks are called as their messages arrive."""
+"""Compositions on a real Postgres and Redis; tasks run in this process as their messages arrive."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ class Tasks:
         return run.result()
 
 
-class StartedInside(Mock):
-    """The runtime of a task of which a worker knows nothing, which hands over what it starts."""
+class FakeRuntime(Mock):
+    """A fake task runtime: it reports enqueued tasks at once and waits for the leader's answers."""
 
     def __init__(self, tasks: Tasks) -> None:
         super().__init__()
@@ -175,26 +175,26 @@ CASES: dict[str, tuple[Callable[[Tasks], Composition[Any]], Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_compositions_come_to_their_results(tasks: Tasks, case: str) -> None:
+def test_compositions_return_the_expected_results(tasks: Tasks, case: str) -> None:
     make, expected = CASES[case]
     assert tasks.result(make(tasks)) == expected
 
 
-def test_a_shape_is_stored_once_whatever_the_arguments(tasks: Tasks) -> None:
-    def shapes() -> list[str]:
+def test_a_definition_is_stored_once_for_all_arguments(tasks: Tasks) -> None:
+    def stored_definitions() -> list[str]:
         return [row["name"] for row in tasks.system.sql("SELECT name FROM orchestrator.workflows")]
 
     runs = [chord(group(tasks.double.s(n) for n in range(size)), tasks.total.s()).start() for size in (1, 2, 5)]
-    assert len(shapes()) == 1
+    assert len(stored_definitions()) == 1
     tasks.until_ended(*runs)
     assert [run.result() for run in runs] == [0, 2, 20]
     assert tasks.system.app.workflows.names() == []
     other = chord(group(tasks.double.options(queue="other").s(n) for n in range(3)), tasks.total.s()).start()
-    assert len(shapes()) == 2
+    assert len(stored_definitions()) == 2
     other.cancel()
 
 
-def test_a_start_is_one_statement_once_the_shape_is_stored(tasks: Tasks) -> None:
+def test_a_start_is_one_statement_once_its_definition_is_stored(tasks: Tasks) -> None:
     statements: list[str] = []
 
     def note(*given: Any) -> None:
@@ -209,13 +209,13 @@ def test_a_start_is_one_statement_once_the_shape_is_stored(tasks: Tasks) -> None
     assert [re.findall(r"/\* (\S+) \*/", text) for text in statements] == [["runs.create_defined"]]
 
 
-def test_a_definition_that_is_gone_is_stored_again(tasks: Tasks) -> None:
+def test_a_deleted_definition_is_stored_again(tasks: Tasks) -> None:
     (tasks.double.s(1) | tasks.double.s()).start()
     tasks.system.sql("DELETE FROM orchestrator.workflows")
     assert tasks.result(tasks.double.s(2) | tasks.double.s()) == 8
 
 
-def test_the_error_names_the_part_that_failed_and_what_was_not_run(tasks: Tasks) -> None:
+def test_the_error_names_the_failed_task_and_tasks_not_run(tasks: Tasks) -> None:
     run = chain(tasks.double.s(1), tasks.fail.s(), tasks.double.s(), tasks.total.s()).start()
     tasks.until_ended(run)
     with pytest.raises(RunFailed) as caught:
@@ -227,14 +227,14 @@ def test_the_error_names_the_part_that_failed_and_what_was_not_run(tasks: Tasks)
     assert caught.value.data == {"step": "fail", "task": "shop.fail", "not_run": ["shop.double", "shop.total"]}
 
 
-def test_the_error_of_a_part_in_a_child_run_names_it(tasks: Tasks) -> None:
+def test_the_error_of_a_child_run_names_its_failed_task(tasks: Tasks) -> None:
     run = group(chain(tasks.double.s(n), tasks.fail.s(), tasks.double.s()) for n in range(3)).start()
     tasks.until_ended(run)
     with pytest.raises(RunFailed, match=r"step 1 of 1, double-fail, 3 of 3\. In run \S+: step 2 of 3, shop.fail: Val"):
         run.result()
 
 
-def test_a_retry_runs_what_failed_and_what_follows(tasks: Tasks) -> None:
+def test_a_retry_runs_failed_tasks_and_their_successors(tasks: Tasks) -> None:
     run = chain(tasks.double.s(1), group(tasks.fail.s(), tasks.double.s()), tasks.total.s()).start()
     tasks.until_ended(run)
     assert run.status() == "failed"
@@ -248,8 +248,8 @@ def test_a_retry_runs_what_failed_and_what_follows(tasks: Tasks) -> None:
 
 
 @pytest.mark.parametrize("is_map", [False, True])
-def test_a_retry_of_a_part_opens_the_run_at_once(tasks: Tasks, is_map: bool) -> None:
-    """Whoever waits for the result must not be shown the old failure before the leader has seen the request."""
+def test_a_retry_of_a_task_reopens_its_run_at_once(tasks: Tasks, is_map: bool) -> None:
+    """A client that waits for the result must not get the old failure before the leader has read the request."""
     run = (tasks.fail.map([1, 2]) if is_map else tasks.double.s(1) | tasks.fail.s()).start()
     tasks.until_ended(run)
     failed = next(one for one in run.children() if one.status() == "failed")
@@ -288,7 +288,7 @@ def test_a_cancel_ends_child_runs(tasks: Tasks) -> None:
     assert tasks.calls == []
 
 
-def test_a_run_of_many_names_the_first_that_failed(tasks: Tasks) -> None:
+def test_the_error_of_a_map_names_the_first_failed_task(tasks: Tasks) -> None:
     run = tasks.fail.map([1, 2]).start()
     tasks.until_ended(run)
     with pytest.raises(
@@ -297,7 +297,7 @@ def test_a_run_of_many_names_the_first_that_failed(tasks: Tasks) -> None:
         run.result()
 
 
-def test_a_cancel_ends_the_rest(tasks: Tasks) -> None:
+def test_a_cancelled_run_can_be_rerun_but_not_retried(tasks: Tasks) -> None:
     run = chain(tasks.double.s(1), tasks.double.s(), tasks.double.s()).start()
     tasks.system.pass_seconds()
     run.cancel()
@@ -312,7 +312,7 @@ def test_a_cancel_ends_the_rest(tasks: Tasks) -> None:
     assert again.result() == 8
 
 
-def test_a_part_that_was_cancelled_as_it_ran_was_run(tasks: Tasks) -> None:
+def test_tasks_not_run_exclude_a_task_cancelled_while_running(tasks: Tasks) -> None:
     run = chain(tasks.double.s(1), tasks.total.s()).start()
     tasks.system.pass_seconds(2)
     tasks.worker.start(*tasks.worker.take())
@@ -323,7 +323,7 @@ def test_a_part_that_was_cancelled_as_it_ran_was_run(tasks: Tasks) -> None:
         run.result()
 
 
-def test_options_of_a_part_hold_for_its_tasks(tasks: Tasks) -> None:
+def test_options_of_a_part_apply_to_its_tasks(tasks: Tasks) -> None:
     late = tasks.double.options(priority=7, retries=4, timeout=9, queue="other")
     group(late.s(1), late.s(2)).start()
     (tasks.double.s(1) | late.s()).start()
@@ -336,7 +336,7 @@ def test_options_of_a_part_hold_for_its_tasks(tasks: Tasks) -> None:
     assert all(row["options"]["retry"]["max"] == 4 and row["options"]["timeout"] == 9 for row in rows)
 
 
-def test_a_key_that_is_computed_is_that_of_each_call(tasks: Tasks) -> None:
+def test_each_call_computes_its_own_concurrency_key(tasks: Tasks) -> None:
     keyed = tasks.add.options(concurrency=1, concurrency_key=lambda one, **_: f"k{one}")
     assert tasks.result(group(keyed.s(1, 2), keyed.s(3, 4))) == [3, 7]
     lanes = tasks.system.sql("SELECT lane FROM orchestrator.ended_tasks ORDER BY lane")
@@ -345,7 +345,7 @@ def test_a_key_that_is_computed_is_that_of_each_call(tasks: Tasks) -> None:
         (tasks.double.s(1) | keyed.s(2)).start()
 
 
-def test_a_key_starts_one_run(tasks: Tasks) -> None:
+def test_an_idempotency_key_starts_one_run(tasks: Tasks) -> None:
     composition = tasks.double.s(1) | tasks.double.s()
     first, second = (composition.start(key="once", name="mine", tags=["a"]) for _ in range(2))
     assert first.id == second.id
@@ -355,7 +355,7 @@ def test_a_key_starts_one_run(tasks: Tasks) -> None:
         (tasks.double.s(2) | tasks.double.s()).start(key="once")
 
 
-def test_parents_and_children_are_found(tasks: Tasks) -> None:
+def test_handles_find_parents_and_children(tasks: Tasks) -> None:
     run = group(chain(tasks.double.s(n), tasks.double.s()) for n in range(2)).start()
     tasks.until_ended(run)
     assert run.parent() is None
@@ -372,13 +372,13 @@ def test_parents_and_children_are_found(tasks: Tasks) -> None:
     assert second.children() == []
 
 
-def test_children_of_a_task_have_the_result_of_a_composition(tasks: Tasks) -> None:
+def test_children_of_a_task_include_a_composition_with_its_result(tasks: Tasks) -> None:
     spawn = tasks.app.task(name="shop.spawn")(lambda: None)
     parent = spawn.enqueue()
     tasks.worker.learn("shop.spawn")
     tasks.system.pass_seconds(2)
     (dispatch,) = tasks.worker.take()
-    inside = StartedInside(tasks)
+    inside = FakeRuntime(tasks)
     inside.next_id = lambda: derived_id(dispatch.id, dispatch.attempt, 1)  # type: ignore[method-assign]
     enter_task(inside)
     try:
@@ -401,7 +401,7 @@ def test_a_handle_made_from_an_id_has_the_result(tasks: Tasks) -> None:
     assert found.results() == [[2, 3], "x"]
 
 
-def test_results_may_hold_errors(tasks: Tasks) -> None:
+def test_results_can_return_exceptions(tasks: Tasks) -> None:
     run = group(tasks.fail.s(n) for n in range(2)).start()
     tasks.until_ended(run)
     assert [type(one) for one in run.results(return_exceptions=True)] == [TaskFailed, TaskFailed]
@@ -459,11 +459,11 @@ def compare(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("case", WITH_ERRORS)
-def test_errors_stand_in_the_place_of_missing_results(tasks: Tasks, case: str) -> None:
+def test_errors_take_the_place_of_missing_results(tasks: Tasks, case: str) -> None:
     check_errors(tasks, case)
 
 
-def test_a_group_of_calls_of_one_task_that_has_not_begun_has_no_places(tasks: Tasks) -> None:
+def test_results_of_an_unstarted_fan_out_raise_run_failed(tasks: Tasks) -> None:
     run = (tasks.fail.s(1) | group(tasks.double.s(), tasks.double.s())).start()
     tasks.until_ended(run)
     with pytest.raises(RunFailed, match="step 1 of 2, shop.fail: ValueError: no 1. Not run: shop.double"):
@@ -473,11 +473,11 @@ def test_a_group_of_calls_of_one_task_that_has_not_begun_has_no_places(tasks: Ta
 @pytest.mark.parametrize("start", ["start", "again"])
 def test_a_task_starts_a_composition_once(tasks: Tasks, start: str) -> None:
     composition = group(chain(tasks.double.s(n), tasks.double.s()) for n in range(2))
-    outbox = StartedInside(tasks)
+    outbox = FakeRuntime(tasks)
     enter_task(outbox)
     try:
         run = composition.start()
-        if start == "again":  # as an attempt that is repeated does
+        if start == "again":  # as a repeated attempt does
             outbox.number = 0
             assert composition.start().id == run.id
     finally:
@@ -504,7 +504,7 @@ def test_the_leader_reads_small_runs_once(tasks: Tasks, monkeypatch: pytest.Monk
     assert max(loaded.values()) == 1
 
 
-# -- over HTTP, sealed, large and hidden
+# -- over HTTP, encrypted, large and redacted
 
 
 @contextmanager
@@ -513,7 +513,7 @@ def over_http(system: System, **given: Any) -> Iterator[Tasks]:
         yield Tasks(system, app)
 
 
-def test_compositions_over_http(system: System) -> None:
+def test_compositions_run_over_http(system: System) -> None:
     with over_http(system) as tasks:
         for case in ("chain", "names", "fed chains", "chord of unlike", "two groups", "map", "starmap", "no items"):
             make, expected = CASES[case]
@@ -529,7 +529,7 @@ def test_compositions_over_http(system: System) -> None:
             check_errors(tasks, case)
 
 
-def test_who_may_enqueue_stores_nothing_but_calls(system: System) -> None:
+def test_compositions_over_http_reject_anything_but_calls(system: System) -> None:
     with over_http(system) as tasks:
         step = Step(name="a", task="shop.double")
         compose = partial(
@@ -564,7 +564,7 @@ def test_who_may_enqueue_stores_nothing_but_calls(system: System) -> None:
 
 
 @pytest.mark.parametrize("case", ["names", "fed chains", "chord", "map in a chord"])
-def test_sealed_compositions(engine: Engine, database_url: str, redis_url: str, case: str) -> None:
+def test_compositions_run_with_encrypted_payloads(engine: Engine, database_url: str, redis_url: str, case: str) -> None:
     keys = f"composed:{base64.b64encode(bytes(32)).decode()}"
     with fresh_system(engine, database_url, redis_url, data_keys=keys) as system:
         tasks = Tasks(system)
@@ -601,7 +601,7 @@ def test_large_arguments_go_to_the_payload_store(
         assert tasks.result(chain(tasks.double.s(1), tasks.join.map(large_ones))) == [[2, large]] * 5
 
 
-def test_what_a_task_hides_is_shown_nowhere(system: System) -> None:
+def test_redacted_values_of_compositions_appear_in_no_response(system: System) -> None:
     tasks = Tasks(system)
 
     @tasks.app.task(name="shop.login", redact=("password", "session"))
@@ -635,7 +635,7 @@ def test_results_have_the_types_of_their_tasks(system: System) -> None:
     assert tasks.result(when.map([day])) == [day]
 
 
-# -- mistakes
+# -- invalid compositions
 
 
 @pytest.mark.parametrize(
@@ -664,7 +664,7 @@ def test_results_have_the_types_of_their_tasks(system: System) -> None:
         (lambda t: t.add.starmap([1]), r"calls\[0\]: expected the arguments of one call"),
     ],
 )
-def test_mistakes_are_refused_before_anything_is_stored(
+def test_invalid_compositions_are_rejected_before_anything_is_stored(
     tasks: Tasks, make: Callable[[Tasks], Composition[Any]], words: str
 ) -> None:
     with pytest.raises(OrchestratorError, match=words):
@@ -673,8 +673,8 @@ def test_mistakes_are_refused_before_anything_is_stored(
 
 
 @pytest.mark.parametrize("key", [None, "once"])
-def test_items_that_come_only_once_start_one_run(tasks: Tasks, key: str | None) -> None:
-    """A second start would find no items, or those that the first had not read when it was refused."""
+def test_a_map_over_an_iterator_starts_only_once(tasks: Tasks, key: str | None) -> None:
+    """A second start would find no items, or only those that a rejected first start had not read."""
     maps: list[Composition[Any]] = [
         tasks.double.map(iter([1, 2])),
         tasks.total.chunks(iter([1, 2]), 1),
@@ -695,7 +695,7 @@ def test_items_that_come_only_once_start_one_run(tasks: Tasks, key: str | None) 
     assert [tasks.result(again), tasks.result(again)] == [[2, 4], [2, 4]]
 
 
-def test_types_are_checked_whatever_the_part_before_gives(tasks: Tasks) -> None:
+def test_bound_arguments_of_a_later_part_are_type_checked(tasks: Tasks) -> None:
     @tasks.app.task(name="shop.typed")
     def typed(one: int, day: date, *rest: int) -> int: ...
 
@@ -706,7 +706,7 @@ def test_types_are_checked_whatever_the_part_before_gives(tasks: Tasks) -> None:
             (tasks.double.s(1) | wrong).start()
 
 
-# -- any composition comes to what its calls come to
+# -- random compositions return what plain calls return
 
 
 VALUES = st.one_of(st.integers(-5, 5), st.text("ab", max_size=2), st.binary(max_size=2), st.none())
@@ -714,7 +714,7 @@ VALUES = st.one_of(st.integers(-5, 5), st.text("ab", max_size=2), st.binary(max_
 
 @dataclass
 class Node:
-    """A composition that is yet to be made."""
+    """A description of a random composition."""
 
     kind: str
     parts: list[Node] = field(default_factory=list)
@@ -730,7 +730,7 @@ class Node:
         return chain(parts) if self.kind == "chain" else group(parts)
 
     def value(self, *previous: Any) -> Any:
-        """Return what it comes to, as plain calls do."""
+        """Return the result that plain function calls give."""
         if self.kind in ("s", "si"):
             given = previous if self.kind == "s" else ()
             return [*given, *self.args, *map(list, sorted(self.kwargs.items()))]
@@ -754,8 +754,8 @@ LEAVES = st.one_of(
 )
 
 
-def around(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
-    """Return chains and groups of others, and groups of one several times, which become fan-outs over child runs."""
+def nested_nodes(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
+    """Return chains and groups of `inner`, and groups that repeat one part, which become fan-outs over child runs."""
     return st.one_of(
         st.builds(Node, st.sampled_from(["chain", "group"]), parts=st.lists(inner, min_size=1, max_size=3)),
         st.builds(lambda part, times: Node("group", [part] * times), inner, st.integers(2, 3)),
@@ -763,8 +763,8 @@ def around(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
 
 
 @settings(max_examples=max(15, settings().max_examples // 4), suppress_health_check=[*HealthCheck], deadline=None)
-@given(st.lists(st.recursive(LEAVES, around, max_leaves=8), min_size=3, max_size=3))
-def test_any_composition_comes_to_what_its_calls_come_to(tasks: Tasks, nodes: list[Node]) -> None:
+@given(st.lists(st.recursive(LEAVES, nested_nodes, max_leaves=8), min_size=3, max_size=3))
+def test_random_compositions_return_what_plain_calls_return(tasks: Tasks, nodes: list[Node]) -> None:
     runs = [node.made(tasks).start(tags=["x"]) for node in nodes]
     tasks.until_ended(*runs)
     assert [run.result() for run in runs] == [node.value() for node in nodes]

@@ -28,22 +28,22 @@ _TRIES = 3
 
 
 class Cost(NamedTuple):
-    """What something costs, all of it together."""
+    """The total cost of an operation."""
 
     round_trips: int
-    """To Postgres."""
+    """Round trips to Postgres."""
     transactions: int
-    """That have written something."""
+    """Transactions that wrote something."""
     wal: int
-    """Bytes of the write-ahead log, without images of whole pages."""
+    """Bytes of write-ahead log, without full-page images."""
     redis: int
-    """Commands that Redis has run, those inside scripts included."""
+    """Redis commands, including those inside scripts."""
     calls: int
-    """Functions, of Python and of C, that the client and the leader have called."""
+    """Python and C functions that the client and the leader called."""
 
 
 ROOM = (1.1, 1.1, 1.1, 1.02, 1.1)
-"""How much more than each figure in the table is allowed: of Redis, not one command more in each tick."""
+"""Allowed factor for each figure in the table; for Redis, less than one more command per tick."""
 COSTS = {
     "a thousand tasks at once": Cost(round_trips=7, transactions=3, wal=1_024_000, redis=1_040, calls=96_632),
     "a thousand tasks of ten keys with a limit": Cost(
@@ -64,7 +64,7 @@ def at_once(system: System, worker: Worker) -> None:
     finish(system, worker, MANY)
 
 
-def of_keys(system: System, worker: Worker) -> None:
+def limited_by_keys(system: System, worker: Worker) -> None:
     task = system.job.options(concurrency=MANY, concurrency_key=lambda number: f"customer {number % 10}")
     system.app.enqueue_many(task, [(number,) for number in range(MANY)])
     finish(system, worker, MANY)
@@ -85,7 +85,7 @@ def overlapping(system: System, worker: Worker) -> None:
 
 
 def steps(system: System, worker: Worker) -> None:
-    """Take the steps of one run: each is reported together with the turn that follows."""
+    """Run the steps of one run; each report includes the workflow turn that follows."""
     engine = Engine(system.app.code_workflows.find, 1_000_000)
     system.app.code_workflows["steps"].start(10)
     system.tick()
@@ -113,12 +113,12 @@ def nothing(system: System, worker: Worker) -> None:
 
 
 WORK: dict[str, Callable[[System, Worker], None]] = dict(
-    zip(COSTS, (at_once, of_keys, one_by_one, overlapping, steps, chained, nothing), strict=True)
+    zip(COSTS, (at_once, limited_by_keys, one_by_one, overlapping, steps, chained, nothing), strict=True)
 )
 
 
 def finish(system: System, worker: Worker, count: int) -> None:
-    """Have tasks dispatched, and succeed."""
+    """Dispatch `count` tasks and report their success."""
     while count:
         system.tick()
         taken = worker.take()
@@ -129,7 +129,7 @@ def finish(system: System, worker: Worker, count: int) -> None:
 
 
 class Counts:
-    """Everything that is counted from the beginning."""
+    """Running totals since the start."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -165,7 +165,7 @@ def measure(system: System, work: Callable[[], None]) -> Cost:
 
 @pytest.fixture
 def quiet_log(system: System) -> Iterator[None]:
-    """No images of whole pages, which depend on the last checkpoint."""
+    """Switch off full-page images, which depend on the last checkpoint."""
 
     def change(sql: str) -> None:
         with system.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
@@ -179,7 +179,7 @@ def quiet_log(system: System) -> Iterator[None]:
 
 @pytest.mark.usefixtures("quiet_log")
 @pytest.mark.parametrize("name", COSTS)
-def test_work_costs_no_more_than_it_did(system: System, name: str) -> None:
+def test_costs_do_not_exceed_the_recorded_figures(system: System, name: str) -> None:
     worker = system.worker(slots=MANY, knows=("job", "steps"))
 
     @system.app.workflow(name="steps")
@@ -187,8 +187,8 @@ def test_work_costs_no_more_than_it_did(system: System, name: str) -> None:
         return sum([await system.job.schedule() for _ in range(count)])
 
     system.settle()
-    WORK[name](system, worker)  # statements are prepared, code is imported
-    for _ in range(_TRIES):  # on a busy machine a second may pass, after which the leader looks at more
+    WORK[name](system, worker)  # warm up: prepares statements, imports code
+    for _ in range(_TRIES):  # if a second passes on a busy machine, the leader checks more
         cost, bounds = measure(system, lambda: WORK[name](system, worker)), COSTS[name]
         print(f'\n    "{name}": {cost},')
         more = {
@@ -201,9 +201,9 @@ def test_work_costs_no_more_than_it_did(system: System, name: str) -> None:
     assert not more, f"{name} costs more than it did (now, before): {more}"
 
 
-def test_a_tick_asks_postgres_nothing_where_no_worker_has_room(system: System) -> None:
+def test_a_tick_without_free_slots_does_not_query_postgres(system: System) -> None:
     system.settle()
-    system.tick()  # statements are prepared
+    system.tick()  # prepares statements
     system.job.enqueue()
     cost = measure(system, system.tick)
     assert (cost.round_trips, cost.transactions, cost.wal) == (0, 0, 0)

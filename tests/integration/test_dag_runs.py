@@ -1,4 +1,4 @@
-"""Runs of DAGs: their keys and limits, their time, what they give, and runs that repeat them."""
+"""Runs of DAGs: keys and limits, timeouts, outputs, reruns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def apply(system: System, *texts: str) -> None:
 
 
 def begin(system: System, text: str, **params: Any) -> RunHandle[Any]:
-    """Apply a workflow and start a run of it, which has begun when this returns."""
+    """Apply a workflow, start a run and wait until it has begun."""
     apply(system, text)
     run = system.app.workflows[loads(text).name].start(**params)
     system.pass_seconds()
@@ -37,7 +37,7 @@ def steps_of(taken: list[Dispatch]) -> list[str]:
 
 
 def finish(system: System, worker: Worker, *, fail: tuple[str, ...] = (), **results: Any) -> list[str]:
-    """Run what there is until nothing more comes; return the steps in their order."""
+    """Run dispatched tasks until none follow; return their steps in order."""
     ran: list[str] = []
     system.tick(2)
     while taken := worker.take():
@@ -61,7 +61,7 @@ def row(system: System, run: RunHandle[Any]) -> dict[str, Any]:
 ONE = "tasks: {a: {task: job}}"
 
 
-def test_a_key_belongs_to_its_workflow(system: System) -> None:
+def test_idempotency_keys_are_scoped_to_their_workflow(system: System) -> None:
     apply(system, f"name: bill\n{ONE}", f"name: ship\n{ONE}")
     first = {name: system.app.workflows[name].options(key="order-7").start() for name in ("bill", "ship")}
     again = {name: system.app.workflows[name].options(key="order-7").start() for name in ("bill", "ship")}
@@ -70,7 +70,7 @@ def test_a_key_belongs_to_its_workflow(system: System) -> None:
     assert system.count("runs") == 2
 
 
-def test_a_key_belongs_to_one_start(system: System) -> None:
+def test_a_key_with_different_parameters_is_rejected_as_duplicate(system: System) -> None:
     apply(system, f"name: bill\nparams: {{month: {{}}, size: {{type: number, default: 1}}}}\n{ONE}")
     bill = system.app.workflows["bill"].options(key="order-7")
     first = bill.start(month="may")
@@ -81,7 +81,7 @@ def test_a_key_belongs_to_one_start(system: System) -> None:
     assert system.count("runs") == 1
 
 
-def test_limits_of_two_workflows_are_never_the_same(system: System) -> None:
+def test_workflows_never_share_a_concurrency_limit(system: System) -> None:
     text = "name: {}\nparams: {{key: {{}}}}\nconcurrency: {{limit: 1, key: '${{params.key}}'}}\n" + ONE.replace(
         "{", "{{"
     ).replace("}", "}}")
@@ -93,7 +93,7 @@ def test_limits_of_two_workflows_are_never_the_same(system: System) -> None:
     assert [run.progress().status for run in runs] == ["running"] * 5 + ["pending"]
 
 
-def test_ids_of_two_workflows_as_code_are_never_the_same(system: System) -> None:
+def test_run_ids_of_two_code_workflows_never_collide(system: System) -> None:
     started: list[str] = []
     for name, key in (("a", "b/c"), ("a/b", "c")):
         app = Orchestrator(system.settings)
@@ -106,16 +106,16 @@ def test_ids_of_two_workflows_as_code_are_never_the_same(system: System) -> None
     assert len(set(started)) == 2
 
 
-# -- time
+# -- waiting and timeouts
 
 
-def test_runs_that_wait_for_what_a_shard_held_begin_once_it_is_given_up(system: System) -> None:
-    """A leader of one shard is told of room only by runs of its own that end, and here there is none."""
+def test_runs_waiting_for_a_limit_begin_after_a_change_of_shards(system: System) -> None:
+    """A leader of one shard learns of free room only when its own runs end; here none does."""
     apply(system, f"name: pair\nconcurrency: 2\n{ONE}")
     runs = [system.app.workflows["pair"].start() for _ in range(5)]
     system.pass_seconds()
     assert [run.progress().status for run in runs] == ["running"] * 2 + ["pending"] * 3
-    system.sql("DELETE FROM orchestrator.runs WHERE status = 'running'")  # as if they had begun and ended elsewhere
+    system.sql("DELETE FROM orchestrator.runs WHERE status = 'running'")  # as if ended on another shard
     for number in (2, 1, 1):
         shards.upgrade(replace(system.settings, shards=number))
     system.lead()
@@ -123,7 +123,7 @@ def test_runs_that_wait_for_what_a_shard_held_begin_once_it_is_given_up(system: 
     assert [run.progress().status for run in runs[2:]] == ["running"] * 2 + ["pending"]
 
 
-def test_a_run_that_waits_for_its_limit_has_all_of_its_time_left(system: System) -> None:
+def test_waiting_for_a_limit_does_not_consume_the_run_timeout(system: System) -> None:
     text = f"name: timed\nconcurrency: 1\ntimeout: 1m\n{ONE}"
     first = begin(system, text)
     second = system.app.workflows["timed"].start()
@@ -145,8 +145,8 @@ def test_a_run_that_waits_for_its_limit_has_all_of_its_time_left(system: System)
     assert row(system, second)["reason"] == "timed out"
 
 
-def test_a_run_of_the_release_before_has_its_time_when_it_begins(system: System) -> None:
-    """That release writes a deadline and no timeout."""
+def test_a_run_of_the_previous_release_gets_its_full_timeout(system: System) -> None:
+    """The previous release writes a deadline and no timeout."""
     apply(system, f"name: older\ntimeout: 1m\n{ONE}")
     run = system.app.workflows["older"].start()
     system.sql(
@@ -160,10 +160,10 @@ def test_a_run_of_the_release_before_has_its_time_when_it_begins(system: System)
     assert (found["deadline"] - found["started_at"]).total_seconds() == pytest.approx(60.0)
 
 
-# -- what it gives
+# -- outputs
 
 
-def test_outputs_have_child_workflows_and_fan_outs_of_nothing(system: System) -> None:
+def test_outputs_include_child_workflows_and_empty_fan_outs(system: System) -> None:
     worker = system.worker()
     apply(system, "name: child\nparams: {n: {default: 0}}\ntasks: {x: {task: job}, y: {task: job, depends_on: [x]}}")
     run = begin(
@@ -192,7 +192,7 @@ def test_outputs_have_child_workflows_and_fan_outs_of_nothing(system: System) ->
     }
 
 
-# -- runs that repeat another
+# -- reruns
 
 
 REPEATED = """
@@ -208,7 +208,7 @@ tasks:
 """
 
 
-def test_a_rerun_repeats_a_step_and_what_is_below_and_what_did_not_succeed(system: System) -> None:
+def test_a_rerun_repeats_a_step_its_successors_and_unsuccessful_steps(system: System) -> None:
     worker = system.worker()
     apply(system, REPEATED)
     run = system.app.workflows["repeated"].options(tags=["manual"]).start()
@@ -229,11 +229,11 @@ def test_a_rerun_repeats_a_step_and_what_is_below_and_what_did_not_succeed(syste
     assert UUID(whole.id) != UUID(again.id)
 
 
-# -- what the docs say of ends and inputs
+# -- step ends and inputs, as documented
 
 
-def test_what_a_step_is_given_of_those_that_did_not_succeed(system: System) -> None:
-    """A fan-out that failed in part, a step that has not ended yet, one that was cancelled, an error in `when`."""
+def test_inputs_from_unsuccessful_steps_are_null(system: System) -> None:
+    """A partly failed fan-out, an unfinished step, a cancelled step, an error in `when`."""
     worker = system.worker()
     run = begin(
         system,
@@ -276,12 +276,12 @@ def test_what_a_step_is_given_of_those_that_did_not_succeed(system: System) -> N
     assert steps["after"] == ("skipped", "all_success: wrong failed")
 
 
-# -- runs that are planned in several ticks
+# -- runs planned over several ticks
 
 
 @pytest.mark.parametrize("forgotten_by", ["another leader", "a rollback"])
-def test_steps_that_had_to_wait_for_the_next_tick_start_whoever_plans_that(system: System, forgotten_by: str) -> None:
-    """Before, the report of a task came first, found no step left in a plan that was read again, and said so."""
+def test_steps_left_for_the_next_tick_start_without_the_cached_plan(system: System, forgotten_by: str) -> None:
+    """Formerly a report that came first found no step left in the reloaded plan, and the others never began."""
     worker = system.worker(slots=20)
     system.pass_seconds()
     plans = system.scheduler.term.runs.dags
@@ -307,7 +307,7 @@ def test_steps_that_had_to_wait_for_the_next_tick_start_whoever_plans_that(syste
 @pytest.mark.parametrize(
     ("hooks", "reads"), [("", 1), ("on_failure: [{task: job}]", 1), ("on_success: [{task: job}]", 2)]
 )
-def test_the_leader_reads_a_run_once_more_only_for_its_hooks(
+def test_the_leader_rereads_a_run_only_to_start_its_hooks(
     system: System, monkeypatch: pytest.MonkeyPatch, hooks: str, reads: int
 ) -> None:
     worker = system.worker()

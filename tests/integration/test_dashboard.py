@@ -1,4 +1,4 @@
-"""The dashboard over HTTP: every page is shown, safe from what stands in it, and only to those who may see it."""
+"""The dashboard over HTTP: every page renders, escapes its data, and checks the scope of the API key."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def furniture(database_url: str, redis_url: str) -> Iterator[House]:
 
 @pytest.fixture
 def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
-    """What there is to see, with no key but those that a test makes."""
+    """The furnished system, with only the API keys that a test creates."""
     monkeypatch.setattr(access, "_KEY_TTL", 0.0)
     monkeypatch.setattr(access, "_MAX_WRONG_KEYS", 10_000)
     with furniture.engine.connect() as connection:
@@ -61,7 +61,7 @@ def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
 
 @pytest.fixture
 def anyone(house: House) -> Visitor:
-    """Somebody on this machine, where there is no key."""
+    """A visitor on this machine, while no API keys exist."""
     return Visitor(house.app)
 
 
@@ -70,7 +70,7 @@ def make_key(house: House, scope: Scope, queues: str | None = None, workflows: s
 
 
 def address(endpoint: Endpoint, house: House, name: str = "mail") -> str:
-    """Return the address of a page of something that there is."""
+    """Return the page's address with ids of existing objects."""
     kinds: dict[Subject, dict[str, Any]] = {
         QUEUE: {"name": f"{name}.out"},
         WORKFLOW: {"name": f"{name}-flow", "workflow": f"{name}-flow"},
@@ -90,7 +90,7 @@ def titled(endpoint: Endpoint) -> str:
 
 
 @pytest.mark.parametrize("endpoint", SHOWN, ids=titled)
-def test_every_page_is_shown_and_runs_nothing_of_its_own(house: House, anyone: Visitor, endpoint: Endpoint) -> None:
+def test_every_page_renders_without_inline_scripts_or_styles(house: House, anyone: Visitor, endpoint: Endpoint) -> None:
     answer = anyone.get(address(endpoint, house))
     is_there = not re.search("{anything}|{worker}", endpoint.path)  # no worker runs here
     assert answer.status_code == (200 if is_there else 404), answer.text
@@ -103,7 +103,7 @@ def test_every_page_is_shown_and_runs_nothing_of_its_own(house: House, anyone: V
 
 
 @pytest.mark.parametrize("endpoint", SHOWN, ids=titled)
-def test_odd_questions_are_answered_without_a_defect(house: House, anyone: Visitor, endpoint: Endpoint) -> None:
+def test_invalid_queries_never_cause_a_server_error(house: House, anyone: Visitor, endpoint: Endpoint) -> None:
     for query in (
         "cursor=x",
         "status=nothing",
@@ -121,7 +121,7 @@ def test_odd_questions_are_answered_without_a_defect(house: House, anyone: Visit
         assert answer.status_code < 500, (word, answer.text)
 
 
-def test_names_of_others_stand_in_pages_as_text(house: House, anyone: Visitor) -> None:
+def test_hostile_names_are_escaped_in_pages(house: House, anyone: Visitor) -> None:
     task = UUID(bytes=new_id())
     with house.engine.connect() as connection:
         connection.exec_driver_sql(
@@ -151,13 +151,13 @@ def test_names_of_others_stand_in_pages_as_text(house: House, anyone: Visitor) -
     assert sum("&lt;script&gt;" in text for text in pages) >= 6
 
 
-def test_without_a_key_nobody_logs_in(anyone: Visitor) -> None:
+def test_without_api_keys_no_login_is_needed(anyone: Visitor) -> None:
     assert anyone.get("/ui").status_code == 200
     assert "Log out" not in anyone.get("/ui").text
     assert anyone.get("/").headers["Location"] == "ui"
 
 
-def test_with_a_key_every_page_sends_strangers_to_the_log_in(house: House) -> None:
+def test_once_a_key_exists_every_page_requires_a_login(house: House) -> None:
     make_key(house, Scope.ADMIN)
     for endpoint in GUARDED:
         visitor = Visitor(house.app)
@@ -172,7 +172,7 @@ def test_with_a_key_every_page_sends_strangers_to_the_log_in(house: House) -> No
         assert changes(house) == before
 
 
-def test_a_key_lets_in_until_it_is_revoked(house: House) -> None:
+def test_a_key_grants_access_until_it_is_revoked(house: House) -> None:
     key = make_key(house, Scope.READ)
     visitor = Visitor(house.app)
     assert visitor.get("/ui/tasks?status=failed").headers["Location"] == "/ui/login?to=%2Fui%2Ftasks%3Fstatus%3Dfailed"
@@ -190,8 +190,8 @@ def test_a_key_lets_in_until_it_is_revoked(house: House) -> None:
     assert visitor.get("/ui").status_code == 303
 
 
-def test_behind_a_prefix_everything_leads_there(house: House) -> None:
-    """A proxy that is trusted cuts the prefix off, and says so; of others, that is not believed."""
+def test_behind_a_proxy_all_links_start_with_its_prefix(house: House) -> None:
+    """A trusted proxy strips the prefix and sends it in a header, which is ignored from other clients."""
     app = create_app(replace(house.settings, api_proxies="127.0.0.1"))
     key = make_key(house, Scope.ADMIN)
     told = {"X-Forwarded-Prefix": "/jobs", "X-Forwarded-For": "203.0.113.9"}
@@ -228,7 +228,7 @@ def test_behind_a_prefix_everything_leads_there(house: House) -> None:
     assert Visitor(house.app, headers=told).get("/ui").headers["Location"] == "/ui/login"
 
 
-def test_the_page_of_a_run_says_what_started_it(house: House, anyone: Visitor) -> None:
+def test_the_page_of_a_run_shows_its_origin(house: House, anyone: Visitor) -> None:
     run, task, other = house.runs["mail"], house.failed["mail"], house.runs["bank"]
     path = f"/ui/runs/{run}"
 
@@ -258,7 +258,7 @@ def test_the_page_of_a_run_says_what_started_it(house: House, anyone: Visitor) -
     page(parent_task=None)
 
 
-def test_lists_tell_runs_and_failures_apart(house: House, anyone: Visitor) -> None:
+def test_lists_show_keys_parameters_fire_times_and_errors(house: House, anyone: Visitor) -> None:
     run, failed = house.runs["mail"], house.failed["mail"]
     restore = "UPDATE orchestrator.runs SET key = NULL, params = %s, schedule = NULL, fire_time = NULL WHERE id = %s"
     change = """UPDATE orchestrator.runs SET key = 'order-77', params = '{"region": "eu"}',
@@ -314,7 +314,7 @@ def test_the_page_of_a_very_large_run_is_small(house: House, anyone: Visitor, tm
             connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE id = %s", (run.id,))
 
 
-def test_a_composition_is_called_like_its_run(house: House, anyone: Visitor) -> None:
+def test_a_composition_is_shown_by_the_name_of_its_run(house: House, anyone: Visitor) -> None:
     with Orchestrator(house.settings) as app:
         task = app.task(name="t.a")(lambda one=1: one)
         run = (task.s() | task.s()).start(name="order-42")
@@ -328,7 +328,7 @@ def test_a_composition_is_called_like_its_run(house: House, anyone: Visitor) -> 
             connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE id = %s", (run.id,))
 
 
-def test_the_runs_that_hold_an_older_version_are_a_click_away(house: House, anyone: Visitor) -> None:
+def test_the_workflow_list_links_to_runs_of_older_versions(house: House, anyone: Visitor) -> None:
     runs = {version: uuid4() for version in (1, 2)}
     with house.engine.connect() as connection:
         for version, run in runs.items():
@@ -347,9 +347,9 @@ def test_the_runs_that_hold_an_older_version_are_a_click_away(house: House, anyo
             connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE workflow = 'drained'")
 
 
-def test_the_last_runs_of_all_schedules_are_read_at_once(house: House) -> None:
+def test_last_runs_of_all_schedules_are_read_in_one_query(house: House) -> None:
     asked: list[str] = []
-    visitor = Visitor(create_app(house.settings))  # another server, which has read nothing yet
+    visitor = Visitor(create_app(house.settings))  # a new server, with an empty cache
 
     def note(*arguments: Any) -> None:
         asked.append(arguments[2])
@@ -366,7 +366,7 @@ def test_the_last_runs_of_all_schedules_are_read_at_once(house: House) -> None:
         assert f'<a class="square s-pending" href="/ui/runs/{house.runs["bank"]}"' in page
 
 
-def test_who_logs_out_is_out(house: House) -> None:
+def test_logging_out_ends_the_session(house: House) -> None:
     visitor = Visitor(house.app)
     visitor.log_in(make_key(house, Scope.READ))
     assert visitor.get("/ui").status_code == 200
@@ -374,7 +374,7 @@ def test_who_logs_out_is_out(house: House) -> None:
     assert visitor.get("/ui").status_code == 303
 
 
-def test_the_cookie_is_for_tls_only_where_there_is_tls(house: House) -> None:
+def test_the_cookie_is_secure_only_over_tls(house: House) -> None:
     key = make_key(house, Scope.READ)
     for scheme, is_secure in (("http", False), ("https", True)):
         visitor = Visitor(house.app, scheme)
@@ -385,7 +385,7 @@ def test_the_cookie_is_for_tls_only_where_there_is_tls(house: House) -> None:
 @pytest.mark.parametrize(
     "to", ["https://evil.example/ui", "//evil.example/ui", "/ui/../x", "/\\evil", "javascript:x", ""]
 )
-def test_a_log_in_leads_to_no_other_place(house: House, to: str) -> None:
+def test_a_login_never_redirects_to_another_site(house: House, to: str) -> None:
     visitor = Visitor(house.app)
     key = make_key(house, Scope.READ)
     visitor.get("/ui/login")
@@ -400,7 +400,7 @@ def test_a_log_in_leads_to_no_other_place(house: House, to: str) -> None:
         {"Sec-Fetch-Site": "same-site", "Origin": "http://localhost"},
     ],
 )
-def test_forms_of_other_pages_are_refused(house: House, headers: dict[str, str]) -> None:
+def test_cross_site_forms_are_rejected(house: House, headers: dict[str, str]) -> None:
     visitor = Visitor(house.app)
     visitor.log_in(make_key(house, Scope.ADMIN))
     before = changes(house)
@@ -411,7 +411,7 @@ def test_forms_of_other_pages_are_refused(house: House, headers: dict[str, str])
     assert changes(house) == before
 
 
-def test_every_action_needs_its_scope_and_is_not_offered_without(house: House) -> None:
+def test_actions_without_their_scope_are_hidden_and_rejected(house: House) -> None:
     reader = Visitor(house.app)
     reader.log_in(make_key(house, Scope.READ))
     before = changes(house)
@@ -428,7 +428,7 @@ def test_every_action_needs_its_scope_and_is_not_offered_without(house: House) -
     assert "/ui/audit" not in reader.get("/ui").text
 
 
-def test_what_waits_for_others_is_not_delayed(house: House, anyone: Visitor) -> None:
+def test_tasks_waiting_on_dependencies_are_not_counted_as_delayed(house: House, anyone: Visitor) -> None:
     add = "INSERT INTO orchestrator.tasks (id, name, queue, payload, blockers) VALUES (%s, 't.a', 'mail.waits', '', 2)"
     task = new_id().hex()
     with house.engine.connect() as connection:
@@ -442,18 +442,18 @@ def test_what_waits_for_others_is_not_delayed(house: House, anyone: Visitor) -> 
             connection.exec_driver_sql("DELETE FROM orchestrator.tasks WHERE id = %s", (task,))
 
 
-def test_a_page_can_ask_whether_the_system_works(house: House, anyone: Visitor) -> None:
-    def is_of_the_page() -> bool:
+def test_the_pulse_route_reports_outages_and_troubles(house: House, anyone: Visitor) -> None:
+    def pulse_matches_the_overview() -> bool:
         return f'data-troubles="{anyone.get("/ui/pulse").json()["troubles"]}"' in anyone.get("/ui").text
 
-    eventually(is_of_the_page, "the overview has the troubles that are told")
+    eventually(pulse_matches_the_overview, "the overview has the troubles that are told")
     assert anyone.get("/ui/pulse").json()["outage"] == "no scheduler leads"
     bound = Visitor(house.app)
     bound.log_in(make_key(house, Scope.OPERATE, "mail.", "mail-"))
     assert bound.get("/ui/pulse").json() == {"outage": "no scheduler leads", "troubles": "", "message": ""}
 
 
-def test_every_page_says_why_nothing_moves_and_what_to_do(house: House, anyone: Visitor) -> None:
+def test_every_page_explains_an_outage_and_its_remedy(house: House, anyone: Visitor) -> None:
     pages = ("/ui", "/ui/tasks", "/ui/queues", "/ui/workers", "/ui/runs", f"/ui/tasks/{house.tasks['mail']}")
     for path in pages:
         shown = anyone.get(path).text
@@ -480,7 +480,7 @@ def test_every_page_says_why_nothing_moves_and_what_to_do(house: House, anyone: 
     assert "Nothing new starts: the scheduler cannot work." in bound.get("/ui/queues").text
 
 
-def test_who_is_bound_to_a_part_sees_no_other(house: House) -> None:
+def test_a_restricted_key_sees_only_its_queues_and_workflows(house: House) -> None:
     visitor = Visitor(house.app)
     visitor.log_in(make_key(house, Scope.OPERATE, "mail.", "mail-"))
     for path in ("/ui", "/ui/queues", "/ui/tasks", "/ui/runs", "/ui/failures", "/ui/workflows", "/ui/schedules"):
@@ -496,7 +496,7 @@ def test_who_is_bound_to_a_part_sees_no_other(house: House) -> None:
         assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.inbox").scalar_one() == 0
 
 
-def test_what_a_form_asks_for_is_done_and_said(house: House, anyone: Visitor) -> None:
+def test_forms_perform_their_action_and_confirm_it_once(house: House, anyone: Visitor) -> None:
     anyone.get("/ui")
     answer = anyone.post("/ui/queues/mail.out/pause", back="/ui/queues")
     assert (answer.status_code, answer.headers["Location"]) == (303, "/ui/queues")
@@ -516,7 +516,7 @@ def test_what_a_form_asks_for_is_done_and_said(house: House, anyone: Visitor) ->
     assert {"pause", "resume"} <= {*acts}
 
 
-def test_a_form_leads_back_to_a_page_whose_name_has_a_slash(house: House, anyone: Visitor) -> None:
+def test_a_form_returns_to_a_page_with_a_slash_in_its_name(house: House, anyone: Visitor) -> None:
     here = "/ui/queues/mail.%C3%BC%2Fx"
     backend = Backend(house.settings)
     backend.queues.limit("mail.ü/x", 5, None)
@@ -530,7 +530,7 @@ def test_a_form_leads_back_to_a_page_whose_name_has_a_slash(house: House, anyone
     assert Visitor(house.app).get(here).headers["Location"] == f"/ui/login?to={quote(here, safe='')}"
 
 
-def test_a_queue_that_nobody_knows_is_not_shown_as_if_there_were_one(house: House, anyone: Visitor) -> None:
+def test_the_page_of_an_unknown_queue_is_not_found(house: House, anyone: Visitor) -> None:
     unknown = anyone.get("/ui/queues/mial.out")
     assert unknown.status_code == 404
     assert "There is no queue" in unknown.text
@@ -552,7 +552,7 @@ def test_a_queue_that_nobody_knows_is_not_shown_as_if_there_were_one(house: Hous
 
 
 @pytest.mark.parametrize("path", ["/ui/queues/a/b", "/ui/no/such/page/", "/ui/live/nothing/x"])
-def test_a_path_without_a_page_is_told_by_a_page(anyone: Visitor, path: str) -> None:
+def test_an_unknown_path_gets_an_error_page(anyone: Visitor, path: str) -> None:
     answer = anyone.get(path)
     assert answer.status_code == 404
     assert "There is no such page" in answer.text
@@ -560,7 +560,7 @@ def test_a_path_without_a_page_is_told_by_a_page(anyone: Visitor, path: str) -> 
     assert anyone.get("/ui/queues/").headers["Location"] == "../queues"
 
 
-def test_failed_tasks_are_counted_before_they_are_tried_again(house: House, anyone: Visitor) -> None:
+def test_failed_tasks_are_counted_before_a_bulk_retry(house: House, anyone: Visitor) -> None:
     page = anyone.get("/ui/tasks/retry?queue=mail.out").text
     assert "Retry 1 task" in page
     assert "secret of mail" in page
@@ -570,7 +570,7 @@ def test_failed_tasks_are_counted_before_they_are_tried_again(house: House, anyo
         assert connection.exec_driver_sql("DELETE FROM orchestrator.inbox").rowcount == 1
 
 
-def test_a_count_of_failed_tasks_looks_at_the_last_of_them(
+def test_the_count_of_failed_tasks_covers_only_the_latest(
     house: House, anyone: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redrive.preview_latest, "__defaults__", ("", 1))
@@ -583,7 +583,7 @@ def test_a_count_of_failed_tasks_looks_at_the_last_of_them(
     assert "No matching failed tasks" in anyone.get("/ui/tasks/retry?name=none").text
 
 
-def test_a_backfill_shows_its_fires_before_it_is_asked_for(house: House, anyone: Visitor) -> None:
+def test_a_backfill_previews_its_fires_before_it_starts(house: House, anyone: Visitor) -> None:
     path = "/ui/schedules/mail-flow/default/backfills"
     assert path in anyone.get("/ui/schedules").text
     assert "Choose a start date" in anyone.get(path).text
@@ -598,7 +598,7 @@ def test_a_backfill_shows_its_fires_before_it_is_asked_for(house: House, anyone:
     assert anyone.said().endswith("was requested: 31 fires.")
 
 
-def test_a_range_with_too_many_fires_is_refused_with_where_to_end(
+def test_a_backfill_with_too_many_fires_is_rejected_with_a_possible_end(
     house: House, anyone: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedules, "_MAX_FIRES", 10)
@@ -613,7 +613,7 @@ def test_a_range_with_too_many_fires_is_refused_with_where_to_end(
     assert (answer.status_code, said in answer.json()["detail"]) == (422, True)
     given["end"] = "2026-01-11T06:00:00+00:00"
     assert house.send("POST", path, key, json=given).json()["total"] == 10
-    backend = Backend(house.settings)  # as commands have it
+    backend = Backend(house.settings)  # the backend, as commands use it
     with pytest.raises(InvalidWorkflow, match="has more than 10 fires between") as caught:
         backend.schedules.preview_backfill("mail-flow/default", "2026-01-01", "2026-02-01", None, False)
     with pytest.raises(InvalidWorkflow, match="at most 20 years.* Backfill the time before 2020-01-16 first"):
@@ -626,7 +626,7 @@ def test_a_range_with_too_many_fires_is_refused_with_where_to_end(
     assert said in str(caught.value)
 
 
-def test_marked_tasks_are_acted_on_together(house: House, anyone: Visitor) -> None:
+def test_marked_tasks_are_cancelled_together(house: House, anyone: Visitor) -> None:
     anyone.get("/ui/tasks")
     anyone.post("/ui/tasks/cancel-chosen", id=[str(house.tasks["mail"]), str(house.failed["mail"])])
     assert anyone.said().startswith("1 of 2 tasks are cancelled; 1 skipped")
@@ -636,12 +636,12 @@ def test_marked_tasks_are_acted_on_together(house: House, anyone: Visitor) -> No
         connection.exec_driver_sql("DELETE FROM orchestrator.inbox")
 
 
-def test_an_id_that_is_searched_for_leads_to_its_page(house: House, anyone: Visitor) -> None:
+def test_searching_for_an_id_redirects_to_its_page(house: House, anyone: Visitor) -> None:
     task = house.tasks["mail"]
     assert anyone.get(f"/ui/search?text={task}").headers["Location"] == f"/ui/tasks/{task}"
 
 
-def test_what_pages_load_is_served_and_kept(anyone: Visitor) -> None:
+def test_static_files_of_pages_are_served_as_immutable(anyone: Visitor) -> None:
     found = re.findall(r'(?:src|href)="(/ui/static/[^"]+)"', anyone.get("/ui").text)
     assert len(found) >= 4
     for path in found:

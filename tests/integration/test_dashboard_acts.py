@@ -1,4 +1,4 @@
-"""What is done from pages to many at once, and to keys: counted before, noted afterwards, and only by who may."""
+"""Bulk actions and API keys in the dashboard: counted beforehand, audited afterwards, limited by scope."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_open_tasks_are_counted_before_they_are_cancelled(house: House) -> None:
     assert "Cancel 1 task<" in page
     until = re.search(r'name="until" value="([^"]*)"', page)
     assert until is not None
-    with house.engine.connect() as connection:  # one that comes after the count stays
+    with house.engine.connect() as connection:  # a task created after the count stays open
         connection.exec_driver_sql(
             "INSERT INTO orchestrator.tasks (id, name, queue, payload, created_at)"
             " VALUES (gen_random_uuid(), 'late', 'mail.out', '', now() + interval '1 minute')"
@@ -84,7 +84,7 @@ def test_open_tasks_are_counted_before_they_are_cancelled(house: House) -> None:
     rows(house, "DELETE FROM orchestrator.tasks WHERE name = 'late' RETURNING id")
 
 
-def test_nothing_is_cancelled_that_nobody_named_or_that_is_of_others(house: House) -> None:
+def test_a_bulk_cancel_requires_filters_and_respects_key_restrictions(house: House) -> None:
     before = changes(house)
     visitor = Visitor(house.app)
     visitor.get("/ui/tasks")
@@ -100,7 +100,7 @@ def test_nothing_is_cancelled_that_nobody_named_or_that_is_of_others(house: Hous
     assert rows(house, "SELECT target FROM orchestrator.inbox") == [(house.tasks["mail"],)]
 
 
-def test_a_key_is_made_shown_once_and_revoked(house: House) -> None:
+def test_a_key_is_created_shown_once_and_revoked(house: House) -> None:
     visitor = Visitor(house.app)
     visitor.log_in(make_key(house, Scope.ADMIN))
     visitor.get("/ui/keys")
@@ -134,7 +134,7 @@ def test_a_key_is_made_shown_once_and_revoked(house: House) -> None:
     assert secret[1].rpartition("_")[2] not in str(acts)
 
 
-def test_a_key_that_does_not_fit_is_not_made(house: House) -> None:
+def test_invalid_keys_are_not_created(house: House) -> None:
     visitor = Visitor(house.app)
     assert "--scope admin" in visitor.get("/ui/keys").text, "who has the first one makes the others"
     forms: list[dict[str, Any]] = [{"name": ""}, {"name": "x", "scope": "everything"}, {"name": "x", "days": "0"}]
@@ -145,7 +145,7 @@ def test_a_key_that_does_not_fit_is_not_made(house: House) -> None:
     assert rows(house, "SELECT id FROM orchestrator.api_keys") == []
 
 
-def test_the_range_of_a_backfill_is_shown_in_days_of_its_schedule(house: House) -> None:
+def test_a_backfill_range_is_shown_in_the_schedules_time_zone(house: House) -> None:
     backend = Backend(house.settings)
     try:
         backend.schedules.set("mail-flow", {"cron": "0 3 * * *", "timezone": "Asia/Tokyo", "name": "tokyo"})
@@ -155,7 +155,7 @@ def test_the_range_of_a_backfill_is_shown_in_days_of_its_schedule(house: House) 
     assert "2026-02-10 to 2026-02-12" in Visitor(house.app).get("/ui/schedules").text
 
 
-def test_a_backfill_that_started_nothing_is_not_drawn_as_if_all_had_succeeded(house: House) -> None:
+def test_a_backfill_without_starts_is_drawn_as_skipped(house: House) -> None:
     backend = Backend(house.settings)
     try:
         number = backend.schedules.backfill("mail-flow/default", "2026-02-10", "2026-02-13", None, False)
@@ -238,7 +238,7 @@ def make_worker(house: House, name: str, parent: str | None, memory: int | None 
 
 @contextmanager
 def leading(house: House) -> Iterator[None]:
-    """A leader that does nothing."""
+    """Hold the lease as a leader that does nothing."""
     with house.engine.connect() as connection:
         connection.exec_driver_sql(
             "INSERT INTO orchestrator.leases (shard, owner, address, term, expires_at)"
@@ -250,7 +250,7 @@ def leading(house: House) -> Iterator[None]:
             empty(connection, "leases")
 
 
-def test_a_worker_is_drained_after_a_question_by_who_may(house: House) -> None:
+def test_draining_a_worker_requires_confirmation_and_the_operate_scope(house: House) -> None:
     with house.engine.connect() as connection:
         empty(connection, "workers", "drains")
     parent = str(uuid4())
@@ -281,13 +281,13 @@ def test_a_worker_is_drained_after_a_question_by_who_may(house: House) -> None:
     assert rows(house, "SELECT kind, target FROM orchestrator.audit WHERE act = 'drain'") == [("worker", "web-1")]
 
 
-def test_who_stands_by_is_shown_beside_the_leader(house: House) -> None:
+def test_standby_schedulers_are_shown_beside_the_leader(house: House) -> None:
     redis, keys = connect(house.settings.redis_url), Keys.of(house.settings)
     visitor = Visitor(house.app)
     visitor.log_in(make_key(house, Scope.READ))
     announcements.announce(redis, keys, "b", Standby(address="second.example.com:8", since=datetime.now(UTC)), 600.0)
     try:
-        for page in ("/ui/workers", "/ui"):  # what was read a moment before may be shown once more
+        for page in ("/ui/workers", "/ui"):  # a cached page may be shown once more
             eventually(lambda page=page: ">second<" in visitor.get(page).text, f"{page} names it")  # type: ignore[misc]
         with_key = make_key(house, Scope.READ)
         found = house.get("/api/v1/status", with_key)
@@ -313,8 +313,8 @@ def test_a_pause_is_undone_from_its_notice(house: House) -> None:
     assert 'id="undo"' not in visitor.get("/ui/queues").text, "the limits before are not known"
 
 
-def test_a_notice_offers_no_other_action_as_undo(house: House) -> None:
-    """A cookie is no proof: somebody else may have set it."""
+def test_a_forged_notice_cannot_offer_another_action_as_undo(house: House) -> None:
+    """The cookie cannot be trusted: another party may have set it."""
     visitor = Visitor(house.app)
     for path in ("/ui/queues/mail.out/purge", "https://evil.example/ui/queues/a/pause", "/ui/keys/revoke"):
         said = urlsafe_b64encode(json.dumps(["Paused.", False, path]).encode()).decode()
@@ -324,7 +324,7 @@ def test_a_notice_offers_no_other_action_as_undo(house: House) -> None:
         assert "Undo" not in page
 
 
-def test_a_worker_that_stands_still_is_drained_from_its_warning(house: House) -> None:
+def test_an_unresponsive_worker_can_be_drained_from_its_warning(house: House) -> None:
     with house.engine.connect() as connection:
         empty(connection, "workers", "drains")
         row = WorkerRow("web-1-aa", "web", 7, ["default"], [], 10, 1, "live", 0.0, still=9.0, parent=str(uuid4()))
@@ -344,7 +344,7 @@ def test_a_worker_that_stands_still_is_drained_from_its_warning(house: House) ->
 
 
 def form_of(page: str) -> dict[str, str]:
-    """Return what the form of a new task is filled in with."""
+    """Return the prefilled values of the form for a new task."""
     texts = dict(re.findall(r'<textarea name="(\w+)"[^>]*>(.*?)</textarea>', page, re.DOTALL))
     return {name: unescape(text) for name, text in texts.items()}
 
@@ -361,7 +361,7 @@ def stored_task(house: House, **options: Any) -> str:
         backend.close()
 
 
-def test_filters_and_search_find_what_lies_behind_many_others(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filters_and_search_find_tasks_beyond_the_scan_limit(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "MAX_SCANNED", 2)
     rare = [stored_task(house, queue="mail.rare") for _ in range(2)]
     for _ in range(6):
@@ -374,7 +374,7 @@ def test_filters_and_search_find_what_lies_behind_many_others(house: House, monk
     assert rare[0] in visitor.get("/ui/search?text=t.rare").text
 
 
-def test_a_value_of_digits_is_sent_as_text_where_that_is_chosen(house: House) -> None:
+def test_a_numeric_signal_value_can_be_sent_as_text(house: House) -> None:
     run, visitor = code_that_asks(house, "mail"), Visitor(house.app)
     visitor.get("/ui")
     chosen: list[dict[str, Any]] = [{}, {"as": "text"}]
@@ -384,7 +384,7 @@ def test_a_value_of_digits_is_sent_as_text_where_that_is_chosen(house: House) ->
     assert [decode_value(b64decode(value)) for (value,) in rows(house, sent)] == [123, "123"]
 
 
-def test_a_task_like_another_keeps_what_is_not_changed(house: House) -> None:
+def test_a_copied_task_keeps_unchanged_values(house: House) -> None:
     id = stored_task(house, redact=["password"], retries=7, priority=3)
     visitor = Visitor(house.app)
     assert f'href="/ui/tasks/{id}/again"' in visitor.get(f"/ui/tasks/{id}").text
@@ -407,7 +407,7 @@ def test_a_task_like_another_keeps_what_is_not_changed(house: House) -> None:
     assert "hunter22" not in visitor.get(f"/ui/tasks/{new}").text
 
 
-def test_what_json_lacks_is_named_kept_and_not_edited(house: House) -> None:
+def test_values_without_a_json_form_are_kept_and_not_editable(house: House) -> None:
     backend = Backend(house.settings)
     given = {"a": float("nan"), "b": 1, "c": b"\x00\xff"}
     try:
@@ -440,7 +440,7 @@ def test_what_json_lacks_is_named_kept_and_not_edited(house: House) -> None:
     assert (first["b"], first["c"], second, third) == (1, b"\x00\xff", float("-inf"), 6)
 
 
-def test_a_task_that_the_key_may_not_enqueue_is_not_offered_again(house: House) -> None:
+def test_a_copy_is_offered_only_if_the_key_permits_the_task(house: House) -> None:
     id = stored_task(house)
     for prefix, is_offered in (("t.", True), ("other.", False)):
         visitor = Visitor(house.app)
@@ -448,7 +448,7 @@ def test_a_task_that_the_key_may_not_enqueue_is_not_offered_again(house: House) 
         assert ("/again" in visitor.get(f"/ui/tasks/{id}").text) is is_offered
 
 
-def test_a_form_that_does_not_fit_says_what_to_give(house: House) -> None:
+def test_invalid_form_input_gets_a_helpful_message(house: House) -> None:
     visitor = Visitor(house.app)
     visitor.get("/ui")
     for given, said in (
@@ -478,7 +478,7 @@ def test_a_form_that_does_not_fit_says_what_to_give(house: House) -> None:
         ("/ui/tasks?status=odd&queue=mail.out", "Tasks", "odd"),
     ],
 )
-def test_a_filter_that_does_not_fit_leaves_the_page(house: House, path: str, heading: str, said: str) -> None:
+def test_an_invalid_filter_is_explained_on_its_page(house: House, path: str, heading: str, said: str) -> None:
     answer = Visitor(house.app).get(path)
     page = unescape(answer.text)
     assert answer.status_code == 422
@@ -490,8 +490,8 @@ def test_a_filter_that_does_not_fit_leaves_the_page(house: House, path: str, hea
 
 
 @pytest.mark.parametrize("path", ["/ui/tasks?status=odd&name=t.a", "/ui/runs?status=odd&workflow=mail-flow"])
-def test_a_list_with_a_filter_that_does_not_fit_offers_no_bulk_actions(house: House, path: str) -> None:
-    """They would be for more than somebody has asked for."""
+def test_a_list_with_an_invalid_filter_offers_no_bulk_actions(house: House, path: str) -> None:
+    """Bulk actions would apply to more than the user requested."""
     offers = re.compile(r">(?:Retry|Cancel|Delete) (?:marked|all)|data-all")
     assert offers.search(Visitor(house.app).get(path.replace("status=odd&", "")).text)
     page = Visitor(house.app).get(path)
@@ -500,15 +500,15 @@ def test_a_list_with_a_filter_that_does_not_fit_offers_no_bulk_actions(house: Ho
     assert not offers.search(page.text)
 
 
-def test_a_preview_with_a_filter_that_does_not_fit_offers_nothing(house: House) -> None:
-    """Without the filter it would mean more tasks than somebody has asked for."""
+def test_a_preview_with_an_invalid_filter_offers_nothing(house: House) -> None:
+    """Without the filter, the action would apply to more tasks than the user requested."""
     for path in ("/ui/tasks/cancel?status=odd&queue=mail.out", "/ui/tasks/retry?since=odd&queue=mail.out"):
         answer = Visitor(house.app).get(path)
         assert answer.status_code == 422
         assert "mail.out" not in answer.text.partition("<main")[2]
 
 
-def test_running_tasks_of_a_worker_add_up(house: House) -> None:
+def test_running_tasks_of_a_worker_are_listed_and_counted(house: House) -> None:
     with house.engine.connect() as connection:
         empty(connection, "workers", "drains")
         row = WorkerRow("web-1-aa", "web", 7, ["default"], [], 10, 8, "live", 0.0)
@@ -534,7 +534,7 @@ def test_the_page_of_a_worker_has_its_slots_and_memory(house: House) -> None:
     assert "<dt>Memory</dt><dd>286 MB" in page
 
 
-def test_lost_attempts_are_called_lost_and_each_attempt_has_its_error(house: House) -> None:
+def test_each_attempt_shows_its_own_outcome_and_error(house: House) -> None:
     task = house.failed["mail"]
     rows(
         house,
@@ -577,7 +577,7 @@ def test_lost_attempts_are_called_lost_and_each_attempt_has_its_error(house: Hou
         ("tasks/12", "'12' is not a valid id: expected one such as 0199b2f4-"),
     ],
 )
-def test_a_bad_address_is_explained_in_the_words_of_the_page(house: House, address: str, said: str) -> None:
+def test_invalid_addresses_are_explained_in_terms_of_the_page(house: House, address: str, said: str) -> None:
     answer = Visitor(house.app).get(f"/ui/{address.replace('{task}', str(house.failed['mail']))}")
     assert answer.status_code in (404, 422)
     main = unescape(answer.text.partition("<main")[2])
@@ -585,7 +585,7 @@ def test_a_bad_address_is_explained_in_the_words_of_the_page(house: House, addre
     assert not re.search("Invalid|Expected `|Object|regex|UUID|PostgreSQL", main)
 
 
-def test_a_range_by_a_text_says_that_numbers_do_not_fit(house: House) -> None:
+def test_a_range_filter_on_text_warns_that_numbers_never_match(house: House) -> None:
     visitor = Visitor(house.app)
     said = "<code>total&gt;=abc</code> compares strings: runs whose total is a number do not match."
     assert said in visitor.get("/ui/runs?attribute=total%3E%3Dabc").text
@@ -593,7 +593,7 @@ def test_a_range_by_a_text_says_that_numbers_do_not_fit(house: House) -> None:
         assert "compares strings" not in visitor.get(f"/ui/runs?attribute={quote(fine)}").text
 
 
-def test_attempts_that_no_worker_began_are_explained(house: House) -> None:
+def test_attempts_that_no_worker_started_are_explained(house: House) -> None:
     task = house.failed["mail"]
     rows(
         house,
@@ -623,7 +623,7 @@ def test_attempts_that_no_worker_began_are_explained(house: House) -> None:
     assert "\nAttempt 4 was dispatched, and handed back before it began" in told
 
 
-def test_a_form_of_a_task_that_does_not_fit_stays_filled_in(house: House) -> None:
+def test_an_invalid_task_form_keeps_its_input(house: House) -> None:
     id = stored_task(house, redact=["password"])
     before = changes(house)
     visitor = Visitor(house.app)
@@ -643,7 +643,7 @@ def test_a_form_of_a_task_that_does_not_fit_stays_filled_in(house: House) -> Non
     assert changes(house) == before
 
 
-def test_a_task_like_another_needs_a_key_for_both(house: House) -> None:
+def test_copying_a_task_needs_access_to_both_queues(house: House) -> None:
     id = stored_task(house)
     reader, bound = Visitor(house.app), Visitor(house.app)
     reader.log_in(make_key(house, Scope.ENQUEUE))
@@ -668,7 +668,7 @@ def test_a_task_like_another_needs_a_key_for_both(house: House) -> None:
     ],
     ids=["tasks", "priority", "open_tasks", "queues"],
 )
-def test_a_task_like_another_is_checked_as_one_over_http(
+def test_a_copied_task_is_checked_like_an_enqueue_over_http(
     house: House, bounds: dict[str, Any], status: int, why: str
 ) -> None:
     id, key = stored_task(house, priority=3), api_client.make_key(house.engine, Scope.OPERATE, "ada", **bounds)
@@ -685,7 +685,7 @@ def test_a_task_like_another_is_checked_as_one_over_http(
     assert why in asked.json()["detail"]
 
 
-def test_a_task_like_another_keeps_its_limits(house: House) -> None:
+def test_a_copied_task_keeps_its_concurrency_key(house: House) -> None:
     id = stored_task(house, concurrency_key="ada")
     visitor = Visitor(house.app)
     visitor.get("/ui")
@@ -710,7 +710,7 @@ def test_runs_are_counted_before_they_are_cancelled(house: House) -> None:
     assert rows(house, "SELECT act, kind, target FROM orchestrator.audit") == [("cancel", "run", ids[0])]
 
 
-def test_the_page_of_a_stuck_run_says_what_differs_and_what_lets_it_go_on(house: House) -> None:
+def test_the_page_of_a_stuck_run_shows_the_difference_and_the_remedy(house: House) -> None:
     run = uuid4()
     reason = {"kind": "Misfit", "message": "it does not fit", "event": 2, "difference": "- sleep\n+ task <pear>"}
     with house.engine.connect() as connection:
@@ -725,7 +725,7 @@ def test_the_page_of_a_stuck_run_says_what_differs_and_what_lets_it_go_on(house:
     assert "It resumes when a worker with matching code starts, or when you retry it." in page
 
 
-def test_failed_and_stuck_runs_are_retried_and_no_others(house: House) -> None:
+def test_a_bulk_retry_applies_only_to_failed_and_stuck_runs(house: House) -> None:
     made = {name: uuid4() for name in ("failed", "code", "stuck", "good")}
     with house.engine.connect() as connection:
         for name, status, more in (
@@ -871,7 +871,7 @@ def test_marked_tasks_are_acted_on_by_a_few_statements(house: House) -> None:
             rows(house, f"DELETE FROM orchestrator.{table} WHERE queue = 'marked' RETURNING id")
 
 
-def test_marked_runs_of_others_are_left_alone_all_of_them(house: House) -> None:
+def test_a_bulk_action_with_a_forbidden_run_changes_nothing(house: House) -> None:
     bound = Visitor(house.app)
     bound.log_in(make_key(house, Scope.OPERATE, "mail.", "mail-"))
     page = bound.get("/ui/runs").text
@@ -921,7 +921,7 @@ def test_failure_groups_are_snoozed_acknowledged_and_opened_again(house: House) 
     assert [act for act, _ in lines] == ["snooze", "reopen", "acknowledge"]
     assert {target for _, target in lines} == {"t.a E#5fb066 in mail.out"}
     rows(house, "UPDATE orchestrator.audit SET at = at - interval '1 day' WHERE kind = 'failures' RETURNING id")
-    visitor.post("/ui/queues/mail.out/resume")  # what was read before is forgotten
+    visitor.post("/ui/queues/mail.out/resume")  # clears the cache
     page = visitor.get("/ui/failures").text
     assert "acknowledged by " not in page, "it has failed since"
     assert re.search(r"failed again since \S.* acknowledged it <time", page)
@@ -952,7 +952,7 @@ def test_a_cancel_without_a_scheduler_is_shown_as_requested(house: House, state:
     assert f'action="{page}/cancel"' in before
     assert "cancel requested" not in before
     visitor.post(f"{page}/cancel", back=page)
-    for _ in range(2):  # also when it is read again
+    for _ in range(2):  # also on a second read
         shown = visitor.get(page).text
         assert "</i>cancel requested</span>" in shown
         assert "The task is cancelled once a scheduler is running." in shown
@@ -960,7 +960,7 @@ def test_a_cancel_without_a_scheduler_is_shown_as_requested(house: House, state:
     assert "cancel requested" not in visitor.get(f"/ui/tasks/{house.tasks['bank']}").text, "another task"
 
 
-def test_a_lost_worker_is_named_so_and_its_uptime_stands(house: House) -> None:
+def test_a_lost_worker_is_shown_as_lost_with_a_fixed_uptime(house: House) -> None:
     with house.engine.connect() as connection:
         empty(connection, "workers")
         make_worker(house, "web-1-aa", None)
@@ -982,7 +982,7 @@ def test_without_a_scheduler_the_workers_of_a_queue_are_unknown(house: House) ->
         page = visitor.get(path).text
         assert "no worker" not in page, path
         assert "unknown" in page, path
-    with leading(house):  # as far as was found a moment ago, nobody leads
+    with leading(house):  # the cached status still has no leader
         eventually(lambda: "no worker serves it" in visitor.get("/ui/queues").text)
 
 
@@ -991,11 +991,11 @@ def test_a_snooze_ends(house: House) -> None:
     visitor.get("/ui/failures")
     visitor.post("/ui/failures/t.a/mail.out/E%235fb066/snooze", hours="1", back="/ui/failures")
     rows(house, "UPDATE orchestrator.audit SET detail = jsonb_build_object('until', now()) RETURNING id")
-    visitor.post("/ui/queues/mail.out/resume", back="/ui/failures")  # what was read before is forgotten
+    visitor.post("/ui/queues/mail.out/resume", back="/ui/failures")  # clears the cache
     assert groups_of(visitor.get("/ui/failures").text) == [BANK, MAIL]
 
 
-def test_failure_groups_of_others_are_nobody_elses_to_snooze(house: House) -> None:
+def test_failure_groups_cannot_be_snoozed_without_permission(house: House) -> None:
     bound, reader = Visitor(house.app), Visitor(house.app)
     bound.log_in(make_key(house, Scope.OPERATE, "mail.", "mail-"))
     assert bound.post("/ui/failures/t.a/bank.out/E/snooze", hours="1").status_code == 403
@@ -1005,7 +1005,7 @@ def test_failure_groups_of_others_are_nobody_elses_to_snooze(house: House) -> No
     assert rows(house, "SELECT 1 FROM orchestrator.audit WHERE kind = 'failures'") == []
 
 
-def test_failure_groups_are_sorted_and_say_since_when_and_where(house: House) -> None:
+def test_failure_groups_are_sortable_and_show_when_and_where(house: House) -> None:
     with house.engine.connect() as connection:
         empty(connection, "workers")
         for name, minutes in (("mail", 40), ("bank", 5)):
@@ -1021,7 +1021,7 @@ def test_failure_groups_are_sorted_and_say_since_when_and_where(house: House) ->
         )  # no scheduler leads
     visitor = Visitor(house.app)
     visitor.get("/ui")
-    visitor.post("/ui/queues/mail.out/resume")  # what was read before is forgotten
+    visitor.post("/ui/queues/mail.out/resume")  # clears the cache
     page = visitor.get("/ui/failures?sort=-last").text
     assert groups_of(page) == [BANK, MAIL]
     assert '<th class="number wide" aria-sort="descending"><a href="/ui/failures?sort=last">Last' in page
@@ -1036,7 +1036,7 @@ def test_failure_groups_are_sorted_and_say_since_when_and_where(house: House) ->
 
 
 def test_a_group_that_failed_before_the_last_worker_start_is_not_new(house: House) -> None:
-    """Neither if that failure is outside of the time that is shown, nor if somebody has retried the task since."""
+    """This also holds if that failure is outside the displayed range, or if its task was retried since."""
     visitor = Visitor(house.app)
     visitor.get("/ui")
 
@@ -1053,7 +1053,7 @@ def test_a_group_that_failed_before_the_last_worker_start_is_not_new(house: Hous
                 connection.exec_driver_sql(
                     "UPDATE orchestrator.workers SET started_at = now() - %s::interval WHERE id = %s", (start, worker)
                 )
-        visitor.post("/ui/queues/mail.out/resume")  # what was read before is forgotten
+        visitor.post("/ui/queues/mail.out/resume")  # clears the cache
         page = visitor.get("/ui/failures?within=1h").text
         return re.findall(r'<tr data-key="([^"]*)">[^\n]*new since the last worker start', page)
 
@@ -1104,7 +1104,7 @@ def found_in(page: str, heading: str) -> list[str]:
     return re.findall(r'<tr data-key="([^"]*)">', section.partition("</section>")[0])
 
 
-def test_what_lists_show_of_an_id_leads_to_its_page(house: House) -> None:
+def test_searching_for_a_short_id_redirects_to_its_page(house: House) -> None:
     visitor, bound = Visitor(house.app), Visitor(house.app)
     for id in (house.failed["bank"], house.tasks["bank"]):
         assert f">{str(id)[-8:]}<" in visitor.get("/ui/tasks").text
@@ -1117,7 +1117,7 @@ def test_what_lists_show_of_an_id_leads_to_its_page(house: House) -> None:
 WITH_THIS = "Tasks with this argument"
 
 
-def test_tasks_are_found_by_the_value_of_an_argument_but_not_by_a_hidden_one(house: House) -> None:
+def test_search_finds_tasks_by_argument_values_except_redacted_ones(house: House) -> None:
     backend = Backend(house.settings)
     try:
         made = {
@@ -1152,7 +1152,7 @@ def test_runs_are_found_by_the_value_of_a_parameter(house: House) -> None:
     assert found_in(bound.get("/ui/search?text=3%22rd").text, "Runs with this in a parameter") == []
 
 
-def test_a_list_of_runs_that_stops_early_says_so_and_goes_on(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_runs_that_stops_early_offers_the_next_page(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped, wanted = (
         "The search stopped after one second. There may be more matches on the next page.",
         "/ui/runs?status=cancelled",
@@ -1184,7 +1184,7 @@ def test_a_list_of_runs_that_stops_early_says_so_and_goes_on(house: House, monke
         rows(house, "DELETE FROM orchestrator.runs WHERE workflow = 'stopping' RETURNING id")
 
 
-def test_lists_are_turned_round_and_go_on_from_there(house: House) -> None:
+def test_lists_are_sorted_both_ways_across_pages(house: House) -> None:
     made = sorted(UUID(bytes=new_id()) for _ in range(120))
     with house.engine.connect() as connection:
         for id in made:
@@ -1249,7 +1249,7 @@ def test_lists_of_runs_have_the_first_line_of_the_error(house: House) -> None:
     assert "second line" not in page
 
 
-def test_a_large_run_in_a_list_has_the_error_of_a_task_far_behind_its_first(house: House) -> None:
+def test_a_list_shows_the_error_of_a_late_task_of_a_large_run(house: House) -> None:
     run = uuid4()
     try:
         with house.engine.connect() as connection:
@@ -1278,8 +1278,8 @@ def test_charts_mark_starts_of_workers_and_changes_of_the_leader(house: House) -
         empty(connection, "workers", "throughput")
         begun = int((time.time() - 1_800) * 1_000)
         ids = (time_ordered_id(begun + 90_000 * place, bytes([place] * 10)) for place in range(2))
-        parents = [str(UUID(bytes=id)) for id in ids]  # not in the same minute, and yet one start of the fleet
-        for place, parent in enumerate((*parents, *parents)):  # each has replaced a process since
+        parents = [str(UUID(bytes=id)) for id in ids]  # in different minutes, and still one start of the fleet
+        for place, parent in enumerate((*parents, *parents)):  # each worker has replaced a process since
             make_worker(house, f"web-{place}-aa", parent)
         connection.exec_driver_sql("UPDATE orchestrator.workers SET started_at = now() - interval '5 minutes'")
         for term, minutes in ((1, 50), (1, 40), (2, 10), (2, 9)):
@@ -1291,7 +1291,7 @@ def test_charts_mark_starts_of_workers_and_changes_of_the_leader(house: House) -
             )
     visitor, bound = Visitor(house.app), Visitor(house.app)
     visitor.get("/ui")
-    visitor.post("/ui/queues/mail.out/resume")  # what was read before is forgotten
+    visitor.post("/ui/queues/mail.out/resume")  # clears the cache
     try:
         for path in ("/ui", "/ui/queues/mail.out", "/ui/failures?within=1h", "/ui/workers/web-0-aa"):
             page = visitor.get(path).text
@@ -1300,7 +1300,7 @@ def test_charts_mark_starts_of_workers_and_changes_of_the_leader(house: House) -
             )
             assert [text for text, _ in marks] == ["2 workers started", "another scheduler leads, in term 2"], path
             parts = 24 if "failures" in path else 60
-            places = [int(x) for _, x in marks]  # where a bar begins: what failed since stands to the right of it
+            places = [int(x) for _, x in marks]  # at the start of a bar: later failures are to the right
             assert places == pytest.approx([parts / 2, parts * 5 / 6], abs=1.1), path
             (started,) = re.findall(r'workers started, <time datetime="([^"]*)"', page)
             assert datetime.fromisoformat(started).timestamp() == pytest.approx(begun / 1_000, abs=1), path
@@ -1324,7 +1324,7 @@ def test_charts_mark_starts_of_workers_and_changes_of_the_leader(house: House) -
             empty(connection, "throughput", "worker_releases")
 
 
-def test_failures_are_shown_of_a_chosen_time(house: House) -> None:
+def test_failures_are_shown_for_a_chosen_time_range(house: House) -> None:
     visitor = Visitor(house.app)
     [(name, at)] = rows(
         house, f"SELECT name, ended_at FROM orchestrator.ended_tasks WHERE id = '{house.failed['mail']}'"

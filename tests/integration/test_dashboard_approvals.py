@@ -1,4 +1,4 @@
-"""The inbox of approvals and the pages of flows: what waits is shown and decided, once, by who may."""
+"""The approvals inbox and the pages of flows: pending decisions are listed, and decided once within a key's scope."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def log_in(house: House, scope: Scope, workflows: str | None = None) -> Visitor:
     return visitor
 
 
-def test_what_waits_for_a_person_is_listed_the_oldest_first(house: House) -> None:
+def test_pending_decisions_are_listed_oldest_first(house: House) -> None:
     assert "No pending approvals" in Visitor(house.app).get("/ui/approvals").text
     code, flow = code_that_asks(house, "mail"), flow_that_asks(house, "mail")
-    flow_that_asks(house, "bank", at="again")  # waits for a timer, and for nobody
+    flow_that_asks(house, "bank", at="again")  # waits for a timer, not for a person
     page = Visitor(house.app).get("/ui/approvals").text
     assert page.index(str(code)) < page.index(str(flow))
     assert "Is it within the budget?" in page
@@ -78,9 +78,9 @@ def test_an_approval_shows_the_parameters_of_its_run_by_name(house: House) -> No
     assert "<dt>amount</dt><dd>1100</dd>" in page, "its node took nothing"
 
 
-def test_the_overview_and_the_menu_count_what_waits(house: House) -> None:
+def test_the_overview_and_the_menu_count_pending_decisions(house: House) -> None:
     def read(path: str = "/ui", key: Secret | None = None) -> str:
-        visitor = Visitor(create_app(house.settings))  # which has read nothing yet
+        visitor = Visitor(create_app(house.settings))  # a new server, with an empty cache
         if key is not None:
             visitor.log_in(key)
         return visitor.get(path).text
@@ -105,7 +105,7 @@ def test_the_overview_and_the_menu_count_what_waits(house: House) -> None:
     assert menu.findall(read("/ui/queues", key)) == ["2"]
 
 
-def test_pages_of_approvals_lose_none_and_repeat_none(house: House) -> None:
+def test_pages_of_approvals_neither_skip_nor_repeat_entries(house: House) -> None:
     made = []
     for place in range(7):
         made += [code_that_asks(house, "mail", promises=1 + place % 3), flow_that_asks(house, "mail")]
@@ -121,7 +121,7 @@ def test_pages_of_approvals_lose_none_and_repeat_none(house: House) -> None:
     assert len({(one.run, one.name) for one in found}) == len(found) == 7 + 13
 
 
-def test_an_approval_is_decided_once_with_a_reason_that_the_audit_has(house: House) -> None:
+def test_an_approval_is_decided_once_and_its_reason_audited(house: House) -> None:
     run = flow_that_asks(house, "mail")
     visitor = Visitor(house.app)
     visitor.get("/ui/approvals")
@@ -148,7 +148,7 @@ def test_an_approval_is_decided_once_with_a_reason_that_the_audit_has(house: Hou
         ("[1", "JSON"),
     ],
 )
-def test_a_promise_is_not_resolved_by_a_value_that_nobody_meant(house: House, value: str, said: str) -> None:
+def test_a_promise_is_not_resolved_by_an_empty_or_malformed_value(house: House, value: str, said: str) -> None:
     run = code_that_asks(house, "mail")
     visitor = Visitor(house.app)
     visitor.get("/ui/approvals")
@@ -172,16 +172,14 @@ def test_a_promise_is_not_resolved_by_a_value_of_another_type(house: House) -> N
     ("of", "field"),
     [(bool, '<option value="false">no'), (int, 'type="number" step="1"'), (str, 'name="as" value="text"')],
 )
-def test_a_promise_is_resolved_by_a_field_of_its_type(house: House, of: Any, field: str) -> None:
+def test_a_promise_form_has_a_field_of_its_type(house: House, of: Any, field: str) -> None:
     run = code_that_asks(house, "mail", value_type=of)
     for path in ("/ui/approvals", f"/ui/runs/{run}"):
         assert field in Visitor(house.app).get(path).text, path
 
 
 @pytest.mark.parametrize(("act", "form"), [("resolve", {"value": "true"}), ("reject", {"reason": "no"})])
-def test_a_form_of_a_promise_that_was_decided_decides_no_other_of_its_name(
-    house: House, act: str, form: dict[str, Any]
-) -> None:
+def test_a_stale_promise_form_does_not_decide_a_later_promise(house: House, act: str, form: dict[str, Any]) -> None:
     run = code_that_asks(house, "mail")
     visitor = Visitor(house.app)
     page = visitor.get("/ui/approvals").text
@@ -195,7 +193,7 @@ def test_a_form_of_a_promise_that_was_decided_decides_no_other_of_its_name(
 
 
 @pytest.mark.parametrize(("act", "form"), [("resolve", {"value": "true"}), ("reject", {"reason": "no"})])
-def test_without_a_scheduler_it_is_said_that_what_was_decided_of_a_promise_is_stored(
+def test_without_a_scheduler_a_decided_promise_is_reported_as_stored(
     house: House, monkeypatch: pytest.MonkeyPatch, act: str, form: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(code_requests, "_LEADER_CHECK_INTERVAL", 0.1)
@@ -211,10 +209,10 @@ def test_without_a_scheduler_it_is_said_that_what_was_decided_of_a_promise_is_st
 
 
 @pytest.mark.parametrize("act", ["resolve", "reject"])
-def test_without_a_scheduler_a_program_hears_that_its_answer_is_stored(
+def test_without_a_scheduler_clients_learn_that_the_answer_is_stored(
     house: House, monkeypatch: pytest.MonkeyPatch, act: str
 ) -> None:
-    """Before, it waited until a scheduler came."""
+    """Formerly the call waited for a scheduler."""
     monkeypatch.setattr(code_requests, "_LEADER_CHECK_INTERVAL", 0.1)
     app = Orchestrator(house.settings)
     handle = app.workflow_run(code_that_asks(house, "mail"))
@@ -232,7 +230,7 @@ def test_without_a_scheduler_a_program_hears_that_its_answer_is_stored(
     app.close()
 
 
-def test_a_promise_is_decided_once_and_the_audit_log_has_who_did(house: House) -> None:
+def test_concurrent_calls_decide_a_promise_once_and_audit_it(house: House) -> None:
     run = code_that_asks(house, "mail", promises=2)
     said: list[str] = []
 
@@ -263,7 +261,7 @@ def test_a_promise_is_decided_once_and_the_audit_log_has_who_did(house: House) -
         assert names.scalars().all() == ["approval 1", "approval 2", "one that comes later"]
 
 
-def test_who_leaves_before_the_answer_is_no_error(house: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_disconnects_early_causes_no_error(house: House, caplog: pytest.LogCaptureFixture) -> None:
     run = code_that_asks(house, "mail")
     visitor = Visitor(house.app)
     visitor.get("/ui/approvals")
@@ -305,7 +303,7 @@ def test_who_leaves_before_the_answer_is_no_error(house: House, caplog: pytest.L
     assert [one for one in caplog.records if one.levelno >= logging.ERROR] == []
 
 
-def test_who_may_only_look_is_offered_nothing_and_who_is_bound_sees_their_own(house: House) -> None:
+def test_approval_pages_respect_scopes_and_key_restrictions(house: House) -> None:
     own, others = flow_that_asks(house, "mail"), flow_that_asks(house, "bank")
     code_that_asks(house, "bank")
     reader = log_in(house, Scope.READ)
@@ -323,7 +321,7 @@ def test_who_may_only_look_is_offered_nothing_and_who_is_bound_sees_their_own(ho
         assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.inbox").scalar_one() == 0
 
 
-def test_a_run_of_a_flow_shows_where_it_stands_and_the_way_it_took(house: House) -> None:
+def test_the_page_of_a_flow_run_shows_its_current_node_and_path(house: House) -> None:
     run = flow_that_asks(house, "mail")
     visitor = Visitor(house.app)
     page = visitor.get(f"/ui/runs/{run}").text
@@ -348,7 +346,7 @@ def test_a_flow_is_drawn_with_its_versions(house: House) -> None:
     assert visitor.said() == "The run was started: this is the new run."
 
 
-def test_a_flow_with_circles_is_drawn() -> None:
+def test_a_flow_with_cycles_is_drawn() -> None:
     nodes: dict[str, Any] = {name: {"service": "s"} for name in "abc"} | {
         "d": {"kind": "subflow", "subflow": FLOW_WITH_APPROVAL}
     }

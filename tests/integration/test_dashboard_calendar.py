@@ -20,7 +20,7 @@ VALUES (:id, 'hourly', :status, 1, 0, 1, 0, 0, 0, :at, :at, :ended, 'hourly', 1,
 """
 
 
-def test_a_calendar_tells_late_skipped_and_missed_fires_apart(system: System) -> None:
+def test_a_calendar_distinguishes_late_skipped_and_missed_fires(system: System) -> None:
     system.app.workflows.apply(loads("name: hourly\nschedule: {every: 1h}\ntasks: {only: {task: job}}"))
     now = datetime.now(UTC)
     last = now.replace(minute=0, second=0, microsecond=0)
@@ -31,7 +31,7 @@ def test_a_calendar_tells_late_skipped_and_missed_fires_apart(system: System) ->
         system.sql(INSERT, key=fire_key("hourly/default", fire), **given)
 
     ran(last - 6 * HOUR, "success", 0, 5)
-    ran(last - 5 * HOUR, "success", 0, 4_000)  # so the next fire finds it open
+    ran(last - 5 * HOUR, "success", 0, 4_000)  # still open at the next fire
     ran(last - 3 * HOUR, "failed", 300, 5)
     ran(last - 1 * HOUR, "success", 0, 5)
     visitor = Visitor(create_app(system.settings))
@@ -47,7 +47,7 @@ def test_a_calendar_tells_late_skipped_and_missed_fires_apart(system: System) ->
     assert visitor.get("/ui/schedules/hourly/none").status_code == 404
 
 
-def test_a_calendar_tells_what_an_outage_of_the_scheduler_did_to_a_fast_schedule(system: System) -> None:
+def test_a_calendar_shows_the_effects_of_a_scheduler_outage(system: System) -> None:
     system.app.workflows.apply(
         loads("name: hourly\nschedule: {every: 5s, catch_up: all(3), overlap: skip}\ntasks: {only: {task: job}}")
     )
@@ -64,11 +64,11 @@ def test_a_calendar_tells_what_an_outage_of_the_scheduler_did_to_a_fast_schedule
 
     second = timedelta(seconds=1)
     ran(0, past[0], past[0] + second)
-    ran(1, past[1], resumed)  # it ended in the outage, and the scheduler noted that after it
-    ran(4, resumed, resumed + second / 2)  # the first of all(3); 5 and 6 found it open
+    ran(1, past[1], resumed)  # ended during the outage; the scheduler noted that afterwards
+    ran(4, resumed, resumed + second / 2)  # the first of `all(3)`; fires 5 and 6 found it open
     ran(7, past[7], past[7] + second)
-    ran(8, past[9], now, "hourly/default#1")  # a backfill: 9 was missed
-    ran(10, past[10], now + timedelta(minutes=1))  # and 11 finds it open
+    ran(8, past[9], now, "hourly/default#1")  # a backfill run; fire 9 was missed
+    ran(10, past[10], now + timedelta(minutes=1))  # still open at fire 11
     page = Visitor(create_app(system.settings)).get("/ui/schedules/hourly/default").text
     marks = re.findall(r'class="square s-(\w+) ?(late)?"', page)[:12]
     kept, late, skipped, missed = ("success", ""), ("success", "late"), ("skipped", ""), ("missed", "")
@@ -78,7 +78,7 @@ def test_a_calendar_tells_what_an_outage_of_the_scheduler_did_to_a_fast_schedule
     assert facts == {"Late": "1", "Missed": "3"}
 
 
-def test_a_calendar_of_a_fast_schedule_has_its_newest_fires(system: System) -> None:
+def test_a_calendar_of_a_fast_schedule_shows_its_newest_fires(system: System) -> None:
     system.app.workflows.apply(loads("name: hourly\nschedule: {every: 7s}\ntasks: {only: {task: job}}"))
     schedule = from_data({"every": 7.0})
     now = datetime.now(UTC)
@@ -135,7 +135,7 @@ def test_a_grid_of_many_steps_is_folded_and_opened(system: System) -> None:
     assert "Close all groups" in page
 
 
-def test_cells_of_the_grid_have_times(system: System) -> None:
+def test_cells_of_the_grid_show_durations(system: System) -> None:
     worker = system.worker(knows=("job",), slots=10)
     system.app.workflows.apply(loads("name: two\ntasks: {a: {task: job}, b: {task: job, depends_on: [a]}}"))
     for _ in range(2):

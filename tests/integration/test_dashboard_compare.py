@@ -46,7 +46,7 @@ def play(system: System, worker: Worker, region: str, result: object, *, fails: 
 
 
 @pytest.fixture
-def played(system: System) -> tuple[Visitor, str, str]:
+def visitor_and_runs(system: System) -> tuple[Visitor, str, str]:
     worker = system.worker(knows=("job",), slots=10)
     system.app.workflows.apply(loads(FIRST))
     good = play(system, worker, "eu", {"rows": 7})
@@ -55,37 +55,37 @@ def played(system: System) -> tuple[Visitor, str, str]:
     return Visitor(create_app(system.settings)), good, bad
 
 
-def shown(page: str) -> str:
-    """Return what a reader sees of a page, without ages."""
+def visible_text(page: str) -> str:
+    """Return the visible text of a page, without ages."""
     return re.sub(r"\d+s ago", "", html.unescape(re.sub(r"<[^>]+>", " ", page.partition("<main")[2])))
 
 
-def test_a_failed_run_is_one_click_from_the_last_good_one(played: tuple[Visitor, str, str]) -> None:
-    visitor, good, bad = played
+def test_a_failed_run_links_to_a_comparison_with_the_last_success(visitor_and_runs: tuple[Visitor, str, str]) -> None:
+    visitor, good, bad = visitor_and_runs
     link = f"/ui/compare?run={bad}"
     assert f'href="{link}"' in visitor.get(f"/ui/runs/{bad}").text
     page = visitor.get(link).text
     for run in (good, bad):
         assert f'href="/ui/runs/{run}"' in page
-    text = shown(page)
+    text = visible_text(page)
     for line in ('-  "region": "eu"', '+  "region": "us"', "+    retries: 0", '-  "rows": 7', '+  "rows": 8'):
         assert line in text, (line, text)
     assert re.search(r"load\s+✓\s+success\s+100ms\s+✗\s+failed\s+100ms", text), text
 
 
-def test_large_outputs_are_compared_as_far_as_one_can_read(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_of_large_outputs_is_truncated(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "_MAX_SHOWN", 30)
     worker = system.worker(knows=("job",), slots=10)
     system.app.workflows.apply(loads(FIRST))
     results: list[dict[str, object]] = [{"rows": [*range(start, start + 40)], "text": "x" * 600} for start in (0, 100)]
     _, last = (play(system, worker, "eu", result) for result in results)
-    text = shown(Visitor(create_app(system.settings)).get(f"/ui/compare?run={last}").text)
+    text = visible_text(Visitor(create_app(system.settings)).get(f"/ui/compare?run={last}").text)
     assert "more lines differ" in text
     assert "1 more output differs." in text, "of two, the first has taken the room"
     assert len(text) < 5_000
 
 
-def test_a_run_without_a_good_one_before_it_is_compared_with_the_first_after_it(system: System) -> None:
+def test_a_run_without_an_earlier_success_is_compared_with_the_next(system: System) -> None:
     worker = system.worker(knows=("job",), slots=10)
     system.app.workflows.apply(loads(FIRST))
     bad = play(system, worker, "us", 1, fails=True)
@@ -105,30 +105,32 @@ def test_equal_steps_of_a_large_definition_are_left_out(system: System, monkeypa
     play(system, worker, "eu", 1)
     system.app.workflows.apply(loads(SECOND))
     last = play(system, worker, "eu", 1)
-    definition = shown(Visitor(create_app(system.settings)).get(f"/ui/compare?run={last}").text)
+    definition = visible_text(Visitor(create_app(system.settings)).get(f"/ui/compare?run={last}").text)
     definition = definition.partition("Definition")[2].partition("Steps")[0]
     assert '+load: {"task":"job","depends_on":["fetch"],"retries":0}' in definition
     assert "fetch: " not in definition
 
 
-def test_two_runs_are_marked_in_the_grid(played: tuple[Visitor, str, str]) -> None:
-    visitor, good, bad = played
+def test_two_runs_can_be_marked_for_comparison_in_the_grid(visitor_and_runs: tuple[Visitor, str, str]) -> None:
+    visitor, good, bad = visitor_and_runs
     grid = visitor.get("/ui/workflows/nightly").text
     marks = re.findall(r'type="checkbox" name="run" value="([^"]+)"', grid)
     assert marks == [good, bad]
     assert '<form action="/ui/compare">' in grid
     page = visitor.get(f"/ui/compare?run={bad}&run={good}").text
-    assert shown(page) == shown(visitor.get(f"/ui/compare?run={bad}").text), "the older one is the measure"
+    assert visible_text(page) == visible_text(visitor.get(f"/ui/compare?run={bad}").text), (
+        "the older one is the measure"
+    )
     assert "Mark two runs" in visitor.get("/ui/compare").text
     assert "No other run" in visitor.get(f"/ui/compare?run={good}").text
     assert visitor.get(f"/ui/compare?run={good}&run={bad}&run={good}").status_code == 422
 
 
-def test_a_bound_key_compares_its_own_runs_only(
-    played: tuple[Visitor, str, str], system: System, monkeypatch: pytest.MonkeyPatch
+def test_a_restricted_key_compares_only_its_own_runs(
+    visitor_and_runs: tuple[Visitor, str, str], system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "_KEY_TTL", 0.0)
-    _, good, bad = played
+    _, good, bad = visitor_and_runs
     own, other = Visitor(create_app(system.settings)), Visitor(create_app(system.settings))
     own.log_in(make_key(system.engine, Scope.READ, "ada", queues=None, workflows="night"))
     other.log_in(make_key(system.engine, Scope.READ, "bob", queues=None, workflows="mail"))
@@ -136,8 +138,8 @@ def test_a_bound_key_compares_its_own_runs_only(
     assert other.get(f"/ui/compare?run={bad}&run={good}").status_code == 404
 
 
-def test_the_log_of_a_run_has_the_lines_of_all_tasks_in_order(played: tuple[Visitor, str, str], system: System) -> None:
-    visitor, good, _ = played
+def test_the_log_of_a_run_merges_all_tasks_in_order(visitor_and_runs: tuple[Visitor, str, str], system: System) -> None:
+    visitor, good, _ = visitor_and_runs
     now = 1_700_000_000.0
     for step, places in (("fetch", (0, 2)), ("load", (1, 3))):
         found_by = "SELECT id FROM orchestrator.ended_tasks WHERE run_id = :run AND step = :step"
@@ -147,18 +149,18 @@ def test_the_log_of_a_run_has_the_lines_of_all_tasks_in_order(played: tuple[Visi
     assert f'href="/ui/runs/{good}/log"' in visitor.get(f"/ui/runs/{good}").text
     path, every = f"/ui/runs/{good}/log", [("fetch", "0"), ("load", "1"), ("fetch", "2"), ("load", "3")]
 
-    def told(query: str = "") -> list[tuple[str, str]]:
-        return re.findall(r"(fetch|load)\s+line\s+<(\d)", shown(visitor.get(path + query).text))
+    def logged_lines(query: str = "") -> list[tuple[str, str]]:
+        return re.findall(r"(fetch|load)\s+line\s+<(\d)", visible_text(visitor.get(path + query).text))
 
-    assert told() == every
-    assert told("?text=%3C1") == [("load", "1")]
+    assert logged_lines() == every
+    assert logged_lines("?text=%3C1") == [("load", "1")]
     assert "<mark>&lt;1</mark>" in visitor.get(f"{path}?text=%3C1").text
-    assert told("?level=warning") == []
+    assert logged_lines("?level=warning") == []
     first, second = sorted(
         int(one.partition("-")[0]) for one in re.findall(r'data-entry="([^"]+-1)"', visitor.get(path).text)
     )
-    assert told(f"?before={second}-1") == [every[0], every[2]]
-    assert told(f"?after={first}-2") == [every[1], every[3]]
+    assert logged_lines(f"?before={second}-1") == [every[0], every[2]]
+    assert logged_lines(f"?after={first}-2") == [every[1], every[3]]
     kept = visitor.get(f"{path}.txt").text.splitlines()
     assert [re.sub(r" [0-9a-f-]{36} ", " ", one[30:]) for one in kept] == [
         f"{step} 1 info     line <{number}>" for step, number in sorted(every)

@@ -1,4 +1,4 @@
-"""Failures as pages tell of them: since when, how many, where; also after retries."""
+"""Failures in the dashboard: since when, how many, where; also after retries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.test_dashboard_seen import fail, operator
 from tests.integration.visitor import Visitor
 
 
-def test_a_retry_keeps_when_and_where_a_failure_began_and_its_trend_shows_that_it_failed_again(system: System) -> None:
+def test_a_retry_keeps_the_origin_of_a_failure_in_its_group(system: System) -> None:
     worker = system.worker("old-1", slots=9)
     for number in range(3):
         system.job.enqueue(number)
@@ -50,7 +50,7 @@ def test_a_retry_keeps_when_and_where_a_failure_began_and_its_trend_shows_that_i
     assert "6 failures, including failed retries" in page
 
 
-def test_the_failures_of_every_time_are_the_same_figure(system: System) -> None:
+def test_every_time_range_counts_the_same_failed_tasks(system: System) -> None:
     worker = system.worker(slots=9)
     first, *_ = [system.job.enqueue(number) for number in range(3)]
     fail(system, worker)
@@ -65,7 +65,7 @@ def test_the_failures_of_every_time_are_the_same_figure(system: System) -> None:
         assert (" failed in total, including tasks retried since" in page) == (within == "1h")
 
 
-def test_attempts_are_counted_as_they_ended_and_say_which_were_asked_for(system: System) -> None:
+def test_attempts_are_counted_by_outcome_and_requested_retries_marked(system: System) -> None:
     worker = system.worker(slots=9)
     task = system.job.options(retries=Retry(max=1, base=0.001, jitter=0)).enqueue(1)
     system.pass_seconds()
@@ -98,7 +98,7 @@ def test_required_parameters_stand_first_in_a_form() -> None:
     assert [field.name for field in of_params(params)] == ["customer", "where", "day", "n"]
 
 
-def test_tasks_of_steps_are_told_apart_where_they_are_listed_and_grouped(system: System) -> None:
+def test_tasks_of_steps_are_listed_with_step_and_workflow(system: System) -> None:
     worker = system.worker(knows=("job", "secret"), slots=9)
     system.app.task(name="secret", redact=["number"])(lambda number=0: number)
     for name, task in (("nightly", "job"), ("weekly", "job"), ("hidden", "secret")):
@@ -140,7 +140,7 @@ def test_search_finds_tasks_by_their_keys_and_steps(system: System) -> None:
     assert "Keys must match exactly." in page
 
 
-def test_lists_of_tasks_say_how_they_failed(system: System) -> None:
+def test_lists_of_tasks_show_their_errors(system: System) -> None:
     worker = system.worker(slots=9)
     system.job.options(idempotency_key="rep-9").enqueue(1)
     fail(system, worker)
@@ -150,7 +150,7 @@ def test_lists_of_tasks_say_how_they_failed(system: System) -> None:
         assert '<small class="why">E: card 17</small>' in ada.get(path).text, path
 
 
-def test_a_list_takes_the_state_that_it_calls_open(system: System) -> None:
+def test_lists_accept_open_as_a_status_filter(system: System) -> None:
     system.job.enqueue(1)
     ada = operator(system)
     page = ada.get("/ui/runs?status=open").text
@@ -161,7 +161,7 @@ def test_a_list_takes_the_state_that_it_calls_open(system: System) -> None:
     assert 'class="said' not in page
 
 
-def test_a_group_leads_to_its_own_tasks_and_its_retry_says_what_it_is(system: System) -> None:
+def test_a_failure_group_links_to_its_tasks_and_names_its_error(system: System) -> None:
     worker = system.worker(slots=9)
     ids = [system.job.enqueue(number).id for number in range(2)]
     fail(system, worker)
@@ -201,7 +201,7 @@ def test_the_overview_counts_failed_runs_and_leads_to_them(system: System) -> No
     assert f'<tr data-key="{run.id}">' in _of(ada, link[1])
 
 
-def test_the_tasks_of_a_run_are_sorted_by_their_headings(system: System) -> None:
+def test_tasks_of_a_run_are_sortable_by_column(system: System) -> None:
     worker = system.worker(slots=9)
     steps = "".join(f"  s{number}: {{task: job, input: {{number: {number}}}}}\n" for number in range(4))
     system.app.workflows.apply(loads(f"name: w\ntasks:\n{steps}"))

@@ -1,4 +1,4 @@
-"""Lists of tasks and runs: filters that stay, names and keys that lead somewhere, arguments that are found."""
+"""Lists of tasks and runs: filters persist, names and keys link to pages, search finds arguments."""
 
 from __future__ import annotations
 
@@ -112,12 +112,12 @@ def row_of(page: str, id: object) -> str:
         ("/ui/runs?status=pending&workflow=mail-flow&sort=when", "/ui/runs/cancel"),
     ],
 )
-def test_an_action_on_many_leads_back_to_the_filtered_list(anyone: Visitor, listing: str, act: str) -> None:
+def test_a_bulk_action_returns_to_the_filtered_list(anyone: Visitor, listing: str, act: str) -> None:
     link = re.search(rf'href="({act}\?[^"]*)"', anyone.get(listing).text)
     assert link, f"{listing} offers it"
     page = anyone.get(unescape(link[1])).text
     again = re.search(r'<form class="filters".*?</form>', page, re.DOTALL)
-    if again:  # what it was counted for is changed
+    if again:  # the form that changes the filters of the count
         fields = re.findall(r'name="([^"]*)" value="([^"]*)"', again[0])
         assert ("back", unescape(listing)) in [(name, unescape(value)) for name, value in fields]
     form = re.search(r'<form method="post".*?class="act big">(.*?)</form>', page, re.DOTALL)
@@ -131,13 +131,13 @@ def test_an_action_on_many_leads_back_to_the_filtered_list(anyone: Visitor, list
     assert f'<p class="crumbs"><a href="{listing.replace("&", "&amp;")}">' in page
 
 
-def test_a_preview_leads_back_to_pages_of_the_dashboard_alone(anyone: Visitor) -> None:
+def test_a_preview_links_back_only_to_dashboard_pages(anyone: Visitor) -> None:
     page = anyone.get("/ui/tasks/cancel?queue=mail.out&back=https://elsewhere.example/").text
     assert 'elsewhere.example/">Tasks' not in page
     assert '<p class="crumbs"><a href="/ui">Tasks</a>' in page
 
 
-def test_lists_say_when_a_delayed_task_is_due(house: House, anyone: Visitor) -> None:
+def test_lists_show_the_due_time_of_delayed_tasks(house: House, anyone: Visitor) -> None:
     id = enqueue(house, "t.late", [], {}, delay=3_900.0)
     held = enqueue(house, "t.held", [], {})
     execute(
@@ -157,7 +157,7 @@ def test_lists_say_when_a_delayed_task_is_due(house: House, anyone: Visitor) -> 
     assert re.search(r"<dt>Due</dt><dd><time [^>]*>in 1h", anyone.get(f"/ui/tasks/{id}").text)
 
 
-def test_a_part_of_a_name_leads_to_names_that_contain_it(house: House, anyone: Visitor) -> None:
+def test_a_partial_name_suggests_names_that_contain_it(house: House, anyone: Visitor) -> None:
     enqueue(house, "shop.send_invoice", [], {})
     enqueue(house, "shop.void_INVOICE", [], {}, queue="bank.out")
     page = anyone.get("/ui/tasks?name=invoice&status=pending").text
@@ -188,7 +188,7 @@ def test_a_part_of_a_name_leads_to_names_that_contain_it(house: House, anyone: V
     ).replace("queue=bank", "")
 
 
-def test_a_run_is_found_by_its_own_id_and_by_its_key(house: House, anyone: Visitor) -> None:
+def test_a_run_is_found_by_its_custom_id_and_its_key(house: House, anyone: Visitor) -> None:
     backend = Backend(house.settings)
     try:
         keyed = UUID(bytes=backend.workflows.start("mail-flow", {}, new_id(), key="order/7 ü", tags=()))
@@ -231,7 +231,7 @@ def test_a_run_is_found_by_its_own_id_and_by_its_key(house: House, anyone: Visit
 
 
 def form_of(page: str, action: str) -> dict[str, Any]:
-    """Return what the form of a page sends if nobody types."""
+    """Return the values that a form sends if unchanged."""
     form = re.search(rf'<form method="post" action="{action}"[^>]*>(.*?)</form>', page, re.DOTALL)
     assert form, page
     sent = {
@@ -255,7 +255,7 @@ PARAMS = {
 }
 
 
-def test_a_run_is_started_with_changes_in_a_form_that_has_its_parameters(house: House, anyone: Visitor) -> None:
+def test_a_run_started_with_changes_has_a_form_of_its_parameters(house: House, anyone: Visitor) -> None:
     given = {"day": "2026-01-31", "amount": 20, "dry": True, "note": 'a "b"', "token": "hunter2-secret"}
     backend = Backend(house.settings)
     try:
@@ -285,7 +285,7 @@ def test_a_run_is_started_with_changes_in_a_form_that_has_its_parameters(house: 
         backend.close()
 
 
-def test_a_run_of_code_is_started_with_changes_by_the_names_of_its_parameters(house: House, anyone: Visitor) -> None:
+def test_code_runs_started_with_changes_use_parameter_names(house: House, anyone: Visitor) -> None:
     run = start_code(house, ["cust-9"], {"amount": 12})
     page = anyone.get(f"/ui/runs/{run}/again").text
     assert re.search(r'data-param="customer"[^>]* value="cust-9"', page)
@@ -299,7 +299,7 @@ def test_a_run_of_code_is_started_with_changes_by_the_names_of_its_parameters(ho
     assert call_of(found.payload) == (["cust-9"], {"amount": 13})
 
 
-def test_a_run_of_a_flow_is_started_with_changes(house: House, anyone: Visitor) -> None:
+def test_a_flow_run_can_be_started_with_changes(house: House, anyone: Visitor) -> None:
     flow_that_asks(house, "mail")
     backend = Backend(house.settings)
     try:
@@ -323,7 +323,7 @@ def found_in(page: str, *headings: str) -> list[str]:
     return [id for section in sections for id in listed(section)]
 
 
-def test_lists_show_the_arguments_of_runs_of_code_by_name(house: House, anyone: Visitor) -> None:
+def test_lists_show_arguments_of_code_runs_by_name(house: House, anyone: Visitor) -> None:
     run = start_code(house, ["cust-31"], {"amount": 1_250})
     secret = start_code(house, ["cust-32"], {})
     execute(
@@ -346,7 +346,7 @@ def test_lists_show_the_arguments_of_runs_of_code_by_name(house: House, anyone: 
     assert "cust-31" not in page
 
 
-def test_lists_show_the_parameters_of_runs_of_flows(house: House, anyone: Visitor) -> None:
+def test_lists_show_parameters_of_flow_runs(house: House, anyone: Visitor) -> None:
     run = flow_that_asks(house, "mail")
     assert "amount=1100" in row_of(anyone.get("/ui/runs").text, run)
     hides = """UPDATE orchestrator.flows SET definition = jsonb_set(definition, '{functions}', %s) WHERE name = %s"""
@@ -364,7 +364,7 @@ def test_lists_show_the_parameters_of_runs_of_flows(house: House, anyone: Visito
     assert "parameters amount" in row_of(anyone.get("/ui/runs").text, run), "a task of it hides something"
 
 
-def test_runs_of_code_are_found_by_an_argument(house: House, anyone: Visitor) -> None:
+def test_code_runs_are_found_by_argument(house: House, anyone: Visitor) -> None:
     run = str(start_code(house, [{"lines": [{"sku": "pear-77"}]}], {"amount": 41}))
     hidden = start_code(house, ["pear-77"], {})
     execute(
@@ -383,14 +383,14 @@ def test_runs_of_code_are_found_by_an_argument(house: House, anyone: Visitor) ->
     assert listed(bound.get("/ui/runs?argument=pear-77").text) == []
 
 
-def test_no_bulk_action_means_more_than_a_list_by_argument(anyone: Visitor) -> None:
+def test_lists_filtered_by_argument_offer_no_bulk_actions(anyone: Visitor) -> None:
     for path in ("/ui/runs?argument=x&workflow=mail-flow", "/ui/tasks?argument=x&queue=mail.out"):
         assert not re.search("Cancel all open|Retry all failed|Delete all ended", anyone.get(path).text), path
     assert anyone.get("/ui/runs/cancel?argument=x&workflow=mail-flow").status_code == 422
     assert anyone.get("/ui/tasks/cancel?argument=x&queue=mail.out").status_code == 422
 
 
-def test_tasks_are_found_by_any_argument_at_any_depth_and_by_name(house: House, anyone: Visitor) -> None:
+def test_tasks_are_found_by_argument_at_any_depth_and_name(house: House, anyone: Visitor) -> None:
     with house.engine.connect() as connection:
         fleet.describe(connection, [{"t.charge": [Parameter(name="customer"), Parameter(name="order")]}])
     order = {"lines": [{"sku": "plum-1", "count": 7}], "total": 12.5, "paid": True, "at": "2026-01-31"}
@@ -419,7 +419,7 @@ def test_tasks_are_found_by_any_argument_at_any_depth_and_by_name(house: House, 
     assert listed(bound.get("/ui/tasks?argument=customer=42").text) == []
 
 
-def test_a_list_by_argument_that_stops_early_says_so_and_goes_on(
+def test_an_argument_search_that_stops_early_offers_the_next_page(
     house: House, anyone: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [enqueue(house, "t.many", [], {"customer": f"early-{number % 2}"}) for number in range(6)]
@@ -440,7 +440,7 @@ def test_a_list_by_argument_that_stops_early_says_so_and_goes_on(
     assert seen == [made[4], made[2], made[0]]
 
 
-def test_the_exact_value_of_an_argument_comes_before_longer_ones(house: House, anyone: Visitor) -> None:
+def test_exact_matches_of_an_argument_come_first(house: House, anyone: Visitor) -> None:
     order = enqueue(house, "t.ship", [], {"order": "o-100"})
     longer = [enqueue(house, "t.ship", [], {"order": f"o-100{number}"}) for number in range(25)]
     for text in ("o-100", '"o-100"', "order=o-100", 'order="o-100"'):

@@ -1,4 +1,4 @@
-"""A page that is read again comes without what its reader has."""
+"""A reloaded page omits the rows that the browser already has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.integration.stage import System
 from tests.integration.visitor import Visitor
 
 
-def test_rows_that_are_known_are_left_out(system: System) -> None:
+def test_a_reloaded_page_omits_known_rows(system: System) -> None:
     job = system.app.task(name="left_out")(lambda: None)
     old = [str(job.enqueue().id) for _ in range(3)]
     visitor = Visitor(create_app(system.settings))
@@ -32,7 +32,7 @@ def test_rows_that_are_known_are_left_out(system: System) -> None:
     assert (status, "data-same" in other) == (200, False)
 
 
-def test_a_refusal_is_never_left_out(system: System) -> None:
+def test_an_error_page_has_no_etag(system: System) -> None:
     visitor = Visitor(create_app(system.settings))
     for _ in range(2):
         answer = visitor.get("/ui/queues/none", **{"If-None-Match": "none"})

@@ -1,4 +1,4 @@
-"""The pages of a queue and of a worker: what ran longest, what waits longest and why, and the last hour."""
+"""The pages of queues and workers: the slowest tasks, the oldest waiting tasks and their reasons, the last hour."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ AGE = "UPDATE orchestrator.tasks SET created_at = created_at - interval '1 hour'
 
 
 def waits(system: System, queue: str = "default") -> list[str]:
-    """Return why the tasks of a queue wait, as its page says it, the oldest first."""
+    """Return the reasons that a queue's page gives for its waiting tasks, oldest first."""
     page = Visitor(create_app(system.settings)).get(f"/ui/queues/{queue}").text
     part = page.partition("Waiting longest")[2].partition("Slowest in")[0]
-    return [html.unescape(unlinked(one)) for one in re.findall(r'class="why">(.*?)</small>', part)]
+    return [html.unescape(with_full_ids(one)) for one in re.findall(r'class="why">(.*?)</small>', part)]
 
 
-def unlinked(page: str) -> str:
-    """Return a page in which the id of each task stands that is only linked."""
+def with_full_ids(page: str) -> str:
+    """Return the page with links to tasks replaced by full task ids."""
     return re.sub(r'<a class="mono" href="/ui/tasks/([-0-9a-f]{36})">([0-9a-f]{8})</a>', r"\1", page)
 
 
 def waits_for(system: System, task: Handle[Any]) -> str:
-    """Return why a task waits, as its page says it, and its command."""
+    """Return why a task waits, as its page, its command and the API say."""
     visitor = Visitor(create_app(system.settings))
     said = CliRunner().invoke(main, ["tasks", "show", task.id]).output
     answer = visitor.get(f"/api/v1/tasks/{task.id}").json()["waits_for"]
-    page = html.unescape(unlinked(visitor.get(f"/ui/tasks/{task.id}").text))
+    page = html.unescape(with_full_ids(visitor.get(f"/ui/tasks/{task.id}").text))
     assert answer in page
     assert answer in said.partition("waits for ")[2]
     return str(answer)
@@ -74,7 +74,7 @@ def test_a_queue_says_why_its_oldest_tasks_wait(system: System) -> None:
 
 
 @pytest.mark.usefixtures("in_empty_folder")
-def test_a_limit_of_a_task_and_a_dependency_are_named(system: System) -> None:
+def test_waits_for_task_limits_and_dependencies_are_explained(system: System) -> None:
     worker = system.worker(knows=("job", "limited"), slots=50)
     limited = system.app.task(name="limited", concurrency=1)(lambda: None)
     _, second = limited.enqueue(), limited.enqueue()
@@ -136,13 +136,13 @@ tasks:
 
 
 def waits_of_steps(system: System, run: str) -> dict[str, list[str]]:
-    """Return what the timeline of a run has before each step began."""
+    """Return the wait bars before each step in a run's timeline."""
     page = Visitor(create_app(system.settings)).get(f"/ui/runs/{run}").text
     rows = re.findall(r'role="cell" class="name" title="(\w+)"(.*?)role="cell" class="took"', page, re.DOTALL)
     return {name: re.findall(r'<rect class="(limited|queued)"', row) for name, row in rows}
 
 
-def test_a_timeline_tells_the_wait_for_a_limit_from_that_in_a_queue(system: System) -> None:
+def test_a_timeline_distinguishes_limit_waits_from_queue_waits(system: System) -> None:
     worker = system.worker(knows=("limited", "other"), slots=50)
     system.app.task(name="limited", concurrency=1)(lambda: None)
     system.app.task(name="other")(lambda: None)
@@ -158,12 +158,12 @@ def test_a_timeline_tells_the_wait_for_a_limit_from_that_in_a_queue(system: Syst
     worker.succeed(*worker.take())
     system.pass_seconds(2)
     assert run.progress().status == "success"
-    system.sql("UPDATE orchestrator.ended_tasks SET started_at = ended_at WHERE step = 'second'")  # it took no time
+    system.sql("UPDATE orchestrator.ended_tasks SET started_at = ended_at WHERE step = 'second'")  # zero duration
     found = waits_of_steps(system, str(run.id))
     assert sorted(name for name, waits in found.items() if "limited" in waits) == ["second"], found
 
 
-def test_the_page_of_workers_says_that_none_is_live(system: System) -> None:
+def test_the_workers_page_says_that_no_worker_is_live(system: System) -> None:
     system.pass_seconds()
     assert "No live worker" in Visitor(create_app(system.settings)).get("/ui/workers").text
     system.worker(knows=("job",))
@@ -192,7 +192,7 @@ def test_the_slowest_tasks_of_a_queue_and_a_worker_are_listed(system: System) ->
 
 
 @pytest.mark.parametrize("table", ["tasks", "ended_tasks"])
-def test_what_is_longest_is_found_by_an_index(system: System, table: str) -> None:
+def test_the_oldest_and_slowest_tasks_are_found_by_index(system: System, table: str) -> None:
     since = datetime.now(UTC) - timedelta(hours=1)
     indexes: tuple[str, ...]
     given: dict[str, object]
@@ -211,7 +211,7 @@ def test_what_is_longest_is_found_by_an_index(system: System, table: str) -> Non
 
 
 OTHERS = 20_000
-"""Tasks beside those of a run, ended and open: the timeline of a run must not read them all."""
+"""Number of unrelated tasks, ended and open each; a run's timeline must not read them all."""
 _RUN = "00000000-0000-0000-0000-000000000001"
 _ENDED = f"""
 INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, payload, lane,
@@ -230,7 +230,7 @@ SELECT gen_random_uuid(), 'job', 'q', '', CASE WHEN n <= 2000 THEN 'other|' ELSE
 """
 
 
-def test_what_waited_for_a_limit_is_found_among_the_last_ends_and_what_is_in_flight(system: System) -> None:
+def test_a_timeline_reads_only_recent_and_in_flight_limited_tasks(system: System) -> None:
     steps = [f"step{n}" for n in range(0, OTHERS + 1, OTHERS // 10)]
     steps += [f"open{n}" for n in range(OTHERS - 9, OTHERS + 1)]
     with system.engine.begin() as connection:
@@ -248,8 +248,8 @@ def test_what_waited_for_a_limit_is_found_among_the_last_ends_and_what_is_in_fli
         assert rows_read(scan) <= len(steps) * 300, scan
 
 
-def test_every_page_says_that_the_workers_are_not_heard_and_none_waits_for_redis(system: System) -> None:
-    """Redis hangs: it takes connections, and answers nothing."""
+def test_pages_report_a_hanging_redis_without_waiting_for_it(system: System) -> None:
+    """Redis accepts connections and answers nothing."""
     worker = system.worker(slots=1)
     system.settle()
     system.dispatch()

@@ -1,4 +1,4 @@
-"""Two operators look at the same task, group or run, and both act on it: the second one hears that it has moved on."""
+"""Two operators act on the same task, group or run; the second one learns that it has changed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def form(page: str, action: str) -> dict[str, Any]:
 
 
 def fail(system: System, worker: Worker) -> list[Dispatch]:
-    """Have all that is ready fail."""
+    """Dispatch the ready tasks and report them as failed."""
     system.pass_seconds()
     taken = worker.take()
     worker.fail(*taken, retryable=False)
@@ -43,7 +43,7 @@ def attempt(system: System, task: Handle[Any]) -> int:
     return int(system.row(task)["attempt"])
 
 
-def test_a_second_retry_from_an_old_page_is_refused(system: System) -> None:
+def test_a_second_retry_from_a_stale_page_is_rejected(system: System) -> None:
     worker = system.worker(knows=("job",), slots=9)
     task = system.job.enqueue(1)
     fail(system, worker)
@@ -63,18 +63,18 @@ def test_a_second_retry_from_an_old_page_is_refused(system: System) -> None:
     assert len(fail(system, worker)) == 1, "who has looked again may"
 
 
-def test_the_leader_opens_a_task_after_the_attempt_that_was_meant_and_no_other(system: System) -> None:
+def test_a_retry_request_applies_only_to_its_attempt(system: System) -> None:
     worker = system.worker(knows=("job",), slots=9)
     task = system.job.enqueue(1)
     fail(system, worker)
-    for _ in range(2):  # a request that the leader reads late, maybe because another transaction has the key
+    for _ in range(2):  # a request that the leader reads late, such as while another transaction holds the key
         with system.engine.begin() as connection:
             assert revival.request_retry(connection, raw(task), 1) is None
         fail(system, worker)
     assert attempt(system, task) == 2
 
 
-def test_a_cancel_of_a_task_that_was_opened_again_is_refused(system: System) -> None:
+def test_a_stale_cancel_of_a_retried_task_is_rejected(system: System) -> None:
     worker = system.worker(knows=("job",), slots=9)
     task = system.job.enqueue(1)
     path = f"/ui/tasks/{task.id}"
@@ -93,7 +93,7 @@ def test_a_cancel_of_a_task_that_was_opened_again_is_refused(system: System) -> 
     assert bob.said() == "The task is being cancelled."
 
 
-def test_marked_tasks_that_failed_again_are_left(system: System) -> None:
+def test_marked_tasks_that_failed_again_are_skipped(system: System) -> None:
     worker = system.worker(knows=("job",), slots=9)
     tasks = [system.job.enqueue(number) for number in range(2)]
     keyed = system.job.options(unique_key="one").enqueue(9)
@@ -113,7 +113,7 @@ def test_marked_tasks_that_failed_again_are_left(system: System) -> None:
     assert "Retry all failed" not in bob.get("/ui/tasks?status=pending").text
 
 
-def test_a_group_that_failed_again_is_retried_once(system: System) -> None:
+def test_a_stale_retry_of_a_group_retries_nothing(system: System) -> None:
     worker = system.worker(knows=("job",), slots=9)
     for number in range(3):
         system.job.enqueue(number)
@@ -128,7 +128,7 @@ def test_a_group_that_failed_again_is_retried_once(system: System) -> None:
     assert fail(system, worker) == []
 
 
-def test_a_second_cancel_of_counted_tasks_says_that_none_is_open(system: System) -> None:
+def test_a_second_bulk_cancel_says_that_no_task_is_open(system: System) -> None:
     system.job.enqueue(1)
     system.pass_seconds()
     ada, bob = operator(system), operator(system)
@@ -140,7 +140,7 @@ def test_a_second_cancel_of_counted_tasks_says_that_none_is_open(system: System)
     assert "These tasks are no longer open: they have ended, or another user cancelled them." in bob.said()
 
 
-def test_what_failed_in_one_run_is_retried_from_its_list(system: System) -> None:
+def test_failed_tasks_of_one_run_are_retried_from_its_list(system: System) -> None:
     worker = system.worker(knows=("job",), slots=9)
     system.app.workflows.apply(loads("name: nightly\ntasks:\n  only: {task: job, input: {number: 1}}\n"))
     runs = [system.app.workflows["nightly"].start() for _ in range(2)]
@@ -155,7 +155,7 @@ def test_what_failed_in_one_run_is_retried_from_its_list(system: System) -> None
     assert "/ui/tasks/retry?release=r2" in ada.get("/ui/tasks?status=failed&release=r2").text
 
 
-def test_a_second_retry_with_changes_is_refused_with_what_was_enqueued(system: System) -> None:
+def test_a_second_enqueue_with_changes_is_rejected_with_the_first(system: System) -> None:
     worker = system.worker(knows=("job",), slots=9)
     task = system.job.enqueue(1)
     fail(system, worker)
@@ -169,7 +169,7 @@ def test_a_second_retry_with_changes_is_refused_with_what_was_enqueued(system: S
     assert bob.post(path, **form(refused.text, path) | {"args": "[3]", "kwargs": "{}"}).status_code == 303
 
 
-def test_a_second_retry_of_a_run_is_refused(system: System) -> None:
+def test_a_second_retry_of_a_run_is_rejected(system: System) -> None:
     worker = system.worker(knows=("job",), slots=9)
     system.app.workflows.apply(loads("name: nightly\ntasks:\n  only: {task: job, input: {number: 1}}\n"))
     run = system.app.workflows["nightly"].start()
@@ -193,7 +193,7 @@ def test_a_second_retry_of_a_run_is_refused(system: System) -> None:
     assert len(fail(system, worker)) == 1
 
 
-def test_progress_is_shown_of_what_runs_and_where_a_failed_task_stopped(system: System) -> None:
+def test_progress_is_shown_for_running_and_failed_tasks(system: System) -> None:
     worker = system.worker(knows=("job",), slots=9)
     good, bad = system.job.enqueue(1), system.job.enqueue(2)
     system.pass_seconds()

@@ -1,4 +1,4 @@
-"""A log-in begins a session: the browser has no key, Postgres has no ticket, and every server knows when it is over."""
+"""A login starts a session: the browser stores no key, Postgres no ticket, and every server learns of its end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_browser_keeps_no_key_and_postgres_no_ticket(app: Starlette, engine:
     assert answer.status_code == 401, "a ticket is no key"
 
 
-def test_every_server_knows_a_session_and_its_end(
+def test_every_server_accepts_a_session_until_it_ends(
     app: Starlette, engine: Engine, key: Secret, database_url: str, redis_url: str
 ) -> None:
     visitor = Visitor(app)
@@ -66,7 +66,7 @@ def test_every_server_knows_a_session_and_its_end(
         assert SESSION not in one.cookies, "the browser is told to forget it"
 
 
-def test_a_session_ends_with_its_time_and_with_its_key(app: Starlette, engine: Engine, key: Secret) -> None:
+def test_a_session_ends_at_its_expiry_or_with_its_key(app: Starlette, engine: Engine, key: Secret) -> None:
     def end_by(statement: str) -> int:
         visitor = Visitor(app)
         visitor.log_in(key)
@@ -88,7 +88,7 @@ def test_a_session_ends_with_its_time_and_with_its_key(app: Starlette, engine: E
     assert left == 0
 
 
-def test_a_form_of_a_session_that_has_ended_leads_to_the_log_in(app: Starlette, engine: Engine, key: Secret) -> None:
+def test_a_form_of_an_ended_session_redirects_to_the_login(app: Starlette, engine: Engine, key: Secret) -> None:
     visitor = Visitor(app)
     visitor.log_in(key)
     token = visitor.token()
@@ -110,7 +110,7 @@ def test_a_form_of_a_session_that_has_ended_leads_to_the_log_in(app: Starlette, 
     assert program.status_code == 401, "whoever shows a key is told about that"
 
 
-def test_another_log_in_ends_the_session_before(app: Starlette, engine: Engine, key: Secret) -> None:
+def test_a_new_login_ends_the_previous_session(app: Starlette, engine: Engine, key: Secret) -> None:
     visitor = Visitor(app)
     visitor.log_in(key)
     first = dict(visitor.cookies)
@@ -121,7 +121,7 @@ def test_another_log_in_ends_the_session_before(app: Starlette, engine: Engine, 
     assert visitor.get("/ui").status_code == 303
 
 
-def test_a_form_is_of_one_session(app: Starlette, engine: Engine, key: Secret) -> None:
+def test_a_form_token_is_valid_for_one_session(app: Starlette, engine: Engine, key: Secret) -> None:
     ada, bob = Visitor(app), Visitor(app)
     ada.log_in(key)
     bob.log_in(key)
@@ -131,7 +131,7 @@ def test_a_form_is_of_one_session(app: Starlette, engine: Engine, key: Secret) -
     assert bob.post("/ui/queues/mail/pause").status_code == 303
 
 
-def test_sessions_that_have_ended_lock_nobody_out(
+def test_invalid_session_cookies_do_not_count_as_wrong_keys(
     app: Starlette, engine: Engine, key: Secret, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "_MAX_WRONG_KEYS", 3)
@@ -147,16 +147,14 @@ def test_sessions_that_have_ended_lock_nobody_out(
     assert visitor.get("/ui").status_code == 200
 
 
-def test_a_key_that_an_earlier_release_left_in_a_browser_is_removed(
-    app: Starlette, engine: Engine, key: Secret
-) -> None:
+def test_a_key_cookie_of_an_earlier_release_is_removed(app: Starlette, engine: Engine, key: Secret) -> None:
     visitor = Visitor(app)
     visitor.cookies["orchestrator_key"] = str(key)
     assert visitor.get("/ui").status_code == 303
     assert re.search("Max-Age=0", visitor.set["orchestrator_key"])
 
 
-def test_the_form_of_another_tab_leads_to_its_page(app: Starlette, engine: Engine, key: Secret) -> None:
+def test_a_login_form_from_another_tab_redirects_to_its_page(app: Starlette, engine: Engine, key: Secret) -> None:
     visitor = Visitor(app)
     visitor.get("/ui/login?to=%2Fui%2Fqueues")
     second = visitor.token()

@@ -1,4 +1,4 @@
-"""Runs that are started from pages: over, with changes, by a schedule; by two operators who do not see each other."""
+"""Runs started from pages: again, with changes, from a schedule, and by two operators at the same time."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def worker(system: System) -> Worker:
     return found
 
 
-def given(system: System, worker: Worker) -> list[Any]:
-    """Return the arguments of what is ready, by name."""
+def dispatched_arguments(system: System, worker: Worker) -> list[Any]:
+    """Dispatch the ready tasks; return their named arguments."""
     system.pass_seconds()
     return [decode_call(one.payload)[1] for one in worker.take()]
 
@@ -53,12 +53,10 @@ def count(system: System) -> int:
     return int(row["count"])
 
 
-def test_a_scheduled_run_shows_the_time_that_it_was_given_and_keeps_it_with_changes(
-    system: System, worker: Worker
-) -> None:
+def test_a_scheduled_run_with_changes_keeps_its_fire_time(system: System, worker: Worker) -> None:
     ada = operator(system)
     ada.post("/ui/schedules/clean/default/trigger")
-    (called,) = given(system, worker)
+    (called,) = dispatched_arguments(system, worker)
     run = newest_run(system)
     assert called == {"due": run["fire_time"].isoformat(), "area": "attic"} == run["params"]
     page = unescape(ada.get(f"/ui/runs/{run['id']}").text)
@@ -67,17 +65,17 @@ def test_a_scheduled_run_shows_the_time_that_it_was_given_and_keeps_it_with_chan
     path = f"/ui/runs/{run['id']}/again"
     assert called["due"] in unescape(ada.get(path).text)
     ada.post(path, named=f'{{"due": "{called["due"]}", "area": "cellar"}}')
-    assert given(system, worker) == [called | {"area": "cellar"}]
+    assert dispatched_arguments(system, worker) == [called | {"area": "cellar"}]
 
 
-def test_a_run_of_a_workflow_keeps_its_fire_time_with_changes(system: System, worker: Worker) -> None:
+def test_a_workflow_run_with_changes_keeps_its_fire_time(system: System, worker: Worker) -> None:
     step = "{task: clean, input: {due: '${run.fire_time}', area: '${params.n}'}}"
     system.app.workflows.apply(loads(f"name: nightly\nparams: {{n: {{default: 1}}}}\ntasks:\n  only: {step}\n"))
     run = system.app.workflows["nightly"].start()
     system.sql("UPDATE orchestrator.runs SET fire_time = :due WHERE id = :id", due=DUE, id=run.id)
-    given(system, worker)
+    dispatched_arguments(system, worker)
     operator(system).post(f"/ui/runs/{run.id}/again", named='{"n": 2}')
-    assert given(system, worker) == [{"due": DUE, "area": 2}]
+    assert dispatched_arguments(system, worker) == [{"due": DUE, "area": 2}]
 
 
 @pytest.mark.parametrize(
@@ -90,9 +88,11 @@ def test_a_run_of_a_workflow_keeps_its_fire_time_with_changes(system: System, wo
         ("/ui/runs/{run}/again", "/ui/runs/{run}/again"),
     ],
 )
-def test_a_second_start_from_an_old_page_is_asked_about(system: System, worker: Worker, page: str, action: str) -> None:
+def test_a_second_start_from_a_stale_page_asks_for_confirmation(
+    system: System, worker: Worker, page: str, action: str
+) -> None:
     run = system.app.workflows["clean"].start()
-    given(system, worker)
+    dispatched_arguments(system, worker)
     run.cancel()
     system.pass_seconds(3)
     page, action = (text.replace("{run}", str(run.id)) for text in (page, action))
@@ -112,7 +112,7 @@ def test_a_second_start_from_an_old_page_is_asked_about(system: System, worker: 
     assert said not in bob.get(f"/ui/runs/{run.id}").text
 
 
-def test_a_page_that_differs_in_the_age_of_its_form_is_not_sent_again(system: System, worker: Worker) -> None:
+def test_a_page_that_differs_only_in_form_age_is_not_modified(system: System, worker: Worker) -> None:
     ada = operator(system)
     first = ada.get("/ui/workflows/clean", **{"If-None-Match": '"none"'})
     again = ada.get("/ui/workflows/clean", **{"If-None-Match": first.headers["ETag"]})
@@ -123,7 +123,7 @@ def test_a_page_that_differs_in_the_age_of_its_form_is_not_sent_again(system: Sy
     ("order", "found"),
     [('"{not json"', "a text"), ("[1, 2]", "a list"), ('"str"', "a text"), ("null", "null"), ('{"n": 2}', "")],
 )
-def test_a_changed_argument_fits_the_type_that_the_form_shows(
+def test_changed_arguments_are_checked_against_their_types(
     system: System, worker: Worker, order: str, found: str
 ) -> None:
     task = system.app.tasks["ship"].enqueue({"n": 1}, at=datetime(2026, 1, 2, tzinfo=UTC))
@@ -137,7 +137,7 @@ def test_a_changed_argument_fits_the_type_that_the_form_shows(
     assert (answer.status_code, said) == ((422, True) if found else (303, False))
 
 
-def test_the_form_of_signals_names_the_risk(system: System, worker: Worker) -> None:
+def test_the_signal_form_warns_of_the_risk(system: System, worker: Worker) -> None:
     @system.app.workflow(name="shop")
     async def shop(ctx: WorkflowContext) -> None: ...
 

@@ -1,4 +1,4 @@
-"""`orchestrator dev`: everything that the application names, and what it says of the rest."""
+"""`orchestrator dev` serves all queues that the application names, and warns of the rest."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def nightly() -> None: ...
 
 
 class Project:
-    """A folder with an application, a namespace of its own, and commands that are run in it."""
+    """A folder with an application and its own namespace, in which commands run."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class Project:
         self.write("shop.py", SHOP)
 
     def write(self, name: str, text: str) -> None:
-        """Write a file, which is there as a whole or not at all: `dev` watches it."""
+        """Write a file atomically, because `dev` watches it."""
         beside = self.folder / f"{name}.new"
         beside.write_text(text, encoding="utf-8")
         beside.rename(self.folder / name)
@@ -67,7 +67,7 @@ class Project:
 
 
 def stop(dev: Dev) -> None:
-    """End it in good order, with the servers that it has started."""
+    """Stop `dev` and its servers cleanly."""
     dev.process.send_signal(signal.SIGTERM)
     assert dev.process.wait(60) == 0
 
@@ -84,7 +84,7 @@ def project(tmp_path: Path, database_url: str, redis_url: str) -> Project:
 
 
 @pytest.mark.long
-def test_it_serves_every_queue_that_is_named(project: Project) -> None:
+def test_dev_serves_every_queue_that_the_application_names(project: Project) -> None:
     with project.dev() as dev:
         dev.wait_for("queues=default,images,mail concurrency=10")
         assert project.run("enqueue", "resize", "a.png", "--wait") == '"A.PNG"\n'
@@ -110,8 +110,8 @@ def test_it_serves_every_queue_that_is_named(project: Project) -> None:
         stop(dev)
 
 
-@pytest.mark.long  # what the README tells to type is run in each build, with servers of its own
-def test_it_brings_its_own_services_follows_the_code_and_takes_them_away(tmp_path: Path) -> None:
+@pytest.mark.long  # every build runs the README's commands, with servers of their own
+def test_dev_starts_services_reloads_code_and_stops_everything(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)  # Postgres may have to run as another user
     project = Project(tmp_path)
     with project.dev() as dev:
@@ -153,7 +153,7 @@ def test_it_brings_its_own_services_follows_the_code_and_takes_them_away(tmp_pat
 
 
 @pytest.mark.long
-def test_a_second_start_gives_no_alarm(tmp_path: Path) -> None:
+def test_a_second_start_logs_no_warning(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)  # Postgres may have to run as another user
     project = Project(tmp_path)
     for _ in range(2):
@@ -167,7 +167,7 @@ def test_a_second_start_gives_no_alarm(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_its_servers_are_started_again(tmp_path: Path) -> None:
+def test_dev_restarts_killed_servers(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)  # Postgres may have to run as another user
     project, services = Project(tmp_path), EmbeddedServices(tmp_path / ".orchestrator")
     with project.dev() as dev:
@@ -182,7 +182,7 @@ def test_its_servers_are_started_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_scheduler_that_is_killed_again_and_again_is_started_again(project: Project) -> None:
+def test_dev_restarts_a_scheduler_that_is_killed_repeatedly(project: Project) -> None:
     project.run("db", "upgrade")
     with project.dev() as dev:
         for number in range(1, 6):
@@ -201,20 +201,20 @@ def scheduler_of(dev: Dev) -> int:
 
 
 def last_worker(project: Project) -> str | None:
-    """Return the id of the worker that was started last, if all others have ended."""
+    """Return the id of the live worker, if there is exactly one."""
     live = [one["id"] for one in json.loads(project.run("workers", "--json"))["workers"] if one["state"] == "live"]
     return str(live[0]) if len(live) == 1 else None
 
 
 def said(project: Project, word: str) -> str:
-    """Return the result of a task, or nothing if the servers are away."""
+    """Return the result of a task, or an empty string while the servers are down."""
     try:
         return project.run("enqueue", "resize", word, "--wait")
     except AssertionError:
         return ""
 
 
-def test_a_worker_says_what_it_does_not_serve(project: Project) -> None:
+def test_a_worker_warns_of_queues_that_it_does_not_serve(project: Project) -> None:
     project.run("db", "upgrade")
     environment = {**os.environ, **project.environment}
     words = ("worker", "--app", "shop:app", "--processes", "1")

@@ -1,4 +1,4 @@
-"""Errors of Postgres's name the table and the constraint, and nothing that stands in a row."""
+"""Postgres errors name the table and the constraint, and contain no row values."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def connection(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Conne
         )
         connection.commit()
         yield connection
-        connection.invalidate()  # and with it the table
+        connection.invalidate()  # drops the temporary table
 
 
-def shown(error: BaseException) -> str:
-    """Return all that a log shows of an error, with what has caused it."""
+def logged_text(error: BaseException) -> str:
+    """Return the full traceback of an error, with its causes."""
     return "".join(traceback.format_exception(error))
 
 
@@ -48,32 +48,32 @@ def shown(error: BaseException) -> str:
     ],
     ids=["sqlalchemy", "driver", "text", "copy"],
 )
-def test_a_refused_row_is_not_shown(connection: Connection, add: Callable[[Connection], Any]) -> None:
+def test_errors_of_rejected_rows_contain_no_values(connection: Connection, add: Callable[[Connection], Any]) -> None:
     with pytest.raises(exc.IntegrityError) as caught:
         add(connection)
-    told = shown(caught.value)
+    told = logged_text(caught.value)
     assert SECRET not in told
     assert "no_secrets" in told
     assert "secrets" in str(caught.value)
 
 
-def test_a_value_that_cannot_be_read_is_not_shown(connection: Connection) -> None:
+def test_errors_of_unreadable_values_contain_no_values(connection: Connection) -> None:
     with pytest.raises(exc.DataError, match="invalid input syntax for type json") as caught:
         FROM_JSON(connection, word=f'{{"password": {SECRET}}}')
-    assert SECRET not in shown(caught.value)
+    assert SECRET not in logged_text(caught.value)
 
 
-def test_a_statement_by_itself_shows_no_values(engine: Engine) -> None:
+def test_errors_of_plain_statements_contain_no_values(engine: Engine) -> None:
     with pytest.raises(exc.ProgrammingError, match="function nothing") as caught:
         execute(engine, "SELECT nothing(%(word)s)", {"word": SECRET})
-    told = shown(caught.value)
+    told = logged_text(caught.value)
     assert SECRET not in told
     assert "HINT:" in told
 
 
-def test_an_outage_shows_no_values(connection: Connection) -> None:
-    """An error that is made into another one keeps its values to itself, too."""
+def test_outage_errors_contain_no_values(connection: Connection) -> None:
+    """An error converted to another type contains no values either."""
     connection.exec_driver_sql("SET TRANSACTION READ ONLY")
     with pytest.raises(exc.OperationalError, match="read-only") as caught:
         connection.exec_driver_sql("CREATE TABLE orchestrator.never AS SELECT %(word)s", {"word": SECRET})
-    assert SECRET not in shown(caught.value)
+    assert SECRET not in logged_text(caught.value)

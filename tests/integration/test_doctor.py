@@ -1,4 +1,4 @@
-"""`orchestrator doctor`: each check, when all is well and when it is not."""
+"""`orchestrator doctor`: each check, passing and failing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestrator.cli.system import doctor
 from orchestrator.store import compatibility, database
 from orchestrator.store.insights import server
 
-pytestmark = pytest.mark.own_connections  # roles come and go
+pytestmark = pytest.mark.own_connections  # tests create and drop roles
 
 Checks = dict[str, dict[str, Any]]
 
@@ -29,7 +29,7 @@ Checks = dict[str, dict[str, Any]]
 def examine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database_url: str, redis_url: str
 ) -> Callable[..., tuple[int, Checks]]:
-    """Run it on both servers, or on those that are given; return its exit code and the checks by name."""
+    """Run `doctor` on both servers or on the given URLs; return its exit code and the checks by name."""
     monkeypatch.chdir(tmp_path)
 
     def run(**urls: str) -> tuple[int, Checks]:
@@ -46,7 +46,7 @@ def examine(
 
 @pytest.fixture
 def role(database_url: str) -> Iterator[str]:
-    """A role that may do nothing to our tables."""
+    """A role with read-only access to our tables."""
     with _admin(database_url) as cursor:
         cursor.execute("CREATE ROLE reader LOGIN PASSWORD 'reader'")
         cursor.execute("GRANT USAGE ON SCHEMA orchestrator TO reader")
@@ -63,12 +63,12 @@ def _admin(url: str) -> Iterator[Any]:
         yield connection.cursor()
 
 
-def test_all_is_well_but_for_what_does_not_run(examine: Callable[..., tuple[int, Checks]]) -> None:
+def test_all_checks_pass_except_for_missing_processes(examine: Callable[..., tuple[int, Checks]]) -> None:
     code, checks = examine()
     assert code == 0
     assert {name for name, found in checks.items() if found["level"] != "ok"} <= {
         *("durability", "workers", "no leader"),  # the test servers do not flush
-        *("redis latency", "postgres latency", "postgres commit"),  # as the machine is
+        *("redis latency", "postgres latency", "postgres commit"),  # depends on the machine
     }
     assert checks.keys() >= {
         *("release", "settings", "disk", "redis", "redis permissions", "redis clock", "heartbeats", "postgres"),
@@ -77,7 +77,9 @@ def test_all_is_well_but_for_what_does_not_run(examine: Callable[..., tuple[int,
     assert checks["schema"]["found"] == f"revision {database.REVISION}, as this release needs it"
 
 
-def test_no_leader_fails_where_tasks_are_open(examine: Callable[..., tuple[int, Checks]], database_url: str) -> None:
+def test_a_missing_leader_fails_while_tasks_are_open(
+    examine: Callable[..., tuple[int, Checks]], database_url: str
+) -> None:
     with _admin(database_url) as cursor:
         cursor.execute(
             "INSERT INTO orchestrator.tasks (id, name, queue, payload) VALUES (gen_random_uuid(), 'late', 'doctor', '')"
@@ -91,14 +93,14 @@ def test_no_leader_fails_where_tasks_are_open(examine: Callable[..., tuple[int, 
     assert "no worker" not in checks
 
 
-def test_lines_are_for_people(examine: Callable[..., tuple[int, Checks]]) -> None:
+def test_text_output_has_one_line_for_each_check(examine: Callable[..., tuple[int, Checks]]) -> None:
     examine()
     lines = CliRunner().invoke(main, ["doctor"]).stdout.splitlines()
     assert all(line.split()[0] in ("ok", "warn", "fail") for line in lines)
     assert any(line.startswith("ok   schema ") for line in lines)
 
 
-def test_a_worker_has_redis_alone(examine: Callable[..., tuple[int, Checks]]) -> None:
+def test_without_a_database_only_redis_is_checked(examine: Callable[..., tuple[int, Checks]]) -> None:
     code, checks = examine(DATABASE="")
     assert code == 0
     assert {"redis", "redis latency"} < checks.keys()
@@ -119,7 +121,7 @@ def test_a_worker_has_redis_alone(examine: Callable[..., tuple[int, Checks]]) ->
         ({"API": "http://127.0.0.1:1", "DATABASE": "", "REDIS": ""}, "system", "127.0.0.1:1"),
     ],
 )
-def test_what_is_missing_fails(
+def test_missing_settings_and_servers_fail(
     examine: Callable[..., tuple[int, Checks]], urls: dict[str, str], check: str, words: str
 ) -> None:
     code, checks = examine(**urls)
@@ -156,7 +158,7 @@ def test_a_database_without_tables_fails(
     assert "orchestrator db upgrade" in checks["schema"]["found"]
 
 
-def test_a_database_with_fewer_shards_fails(
+def test_a_database_with_fewer_shards_than_the_setting_fails(
     examine: Callable[..., tuple[int, Checks]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_SHARDS", "4")
@@ -177,14 +179,14 @@ def test_a_role_without_rights_fails(examine: Callable[..., tuple[int, Checks]],
     assert "tasks" in checks["permissions"]["found"]
 
 
-def test_a_role_that_owns_nothing_is_warned_of(
+def test_a_role_without_ownership_gets_a_warning(
     examine: Callable[..., tuple[int, Checks]], role: str, database_url: str
 ) -> None:
     with _admin(database_url) as cursor:
         cursor.execute("GRANT ALL ON ALL TABLES IN SCHEMA orchestrator TO reader")
     code, checks = examine(DATABASE=role)
     assert (code, checks["permissions"]["level"]) == (0, "warn")
-    assert "postgres commit" in checks  # which needs no right
+    assert "postgres commit" in checks  # which needs no permission
 
 
 def test_a_user_of_redis_without_rights_fails(examine: Callable[..., tuple[int, Checks]], redis_url: str) -> None:
@@ -212,7 +214,7 @@ def test_a_redis_that_evicts_fails(examine: Callable[..., tuple[int, Checks]], r
     assert "CONFIG SET maxmemory-policy noeviction" in checks["redis evicts"]["found"]
 
 
-def test_clocks_and_latencies_are_graded(
+def test_clock_skew_and_slow_commits_are_warnings(
     examine: Callable[..., tuple[int, Checks]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = server.clock
@@ -224,7 +226,9 @@ def test_clocks_and_latencies_are_graded(
     assert checks["postgres clock"]["found"] == "1m 30s ahead of this machine."
 
 
-def test_a_pooler_is_noticed(examine: Callable[..., tuple[int, Checks]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real one stands in tests/acceptance/test_pgbouncer.py."""
+def test_a_connection_pooler_gets_a_warning(
+    examine: Callable[..., tuple[int, Checks]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tests/acceptance/test_pgbouncer.py uses a real pooler."""
     monkeypatch.setattr(compatibility, "is_pooled", lambda _: True)
     assert examine()[1]["pooler"]["level"] == "warn"

@@ -1,4 +1,4 @@
-"""Workers that somebody tells to drain: who is told, for how long, and who never is."""
+"""Draining workers on request: which workers get the order, for how long, and which never do."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def drains(system: System) -> set[UUID]:
     return {UUID(row["parent"]) for row in system.sql("SELECT parent::text FROM orchestrator.drains")}
 
 
-def test_all_processes_of_a_worker_are_told_until_they_say_that_they_drain(
-    system: System, people: FleetBackend
-) -> None:
+def test_all_processes_of_a_worker_get_the_order_until_they_drain(system: System, people: FleetBackend) -> None:
     first, second, other = (system.worker(name) for name in ("web-1-aa", "web-1-bb", "web-2-cc"))
     first.parent = second.parent = new_id()
     first.memory = 123 * 2**20
@@ -61,9 +59,7 @@ def test_all_processes_of_a_worker_are_told_until_they_say_that_they_drain(
     ]
 
 
-def test_one_that_is_cut_off_hears_it_when_it_is_back_from_whoever_leads_then(
-    system: System, people: FleetBackend
-) -> None:
+def test_a_disconnected_worker_gets_the_order_when_it_returns(system: System, people: FleetBackend) -> None:
     worker = system.worker("web-1-aa")
     system.pass_seconds()
     system.settle()
@@ -79,9 +75,7 @@ def test_one_that_is_cut_off_hears_it_when_it_is_back_from_whoever_leads_then(
     assert Order(go_on=True, end=True) in worker.orders()
 
 
-def test_a_leader_of_the_release_before_drops_the_request_and_the_next_one_knows_of_it(
-    system: System, people: FleetBackend
-) -> None:
+def test_a_request_dropped_by_an_older_leader_reaches_the_next(system: System, people: FleetBackend) -> None:
     worker = system.worker("web-1-aa")
     system.pass_seconds()
     people.drain("host")
@@ -93,8 +87,8 @@ def test_a_leader_of_the_release_before_drops_the_request_and_the_next_one_knows
     assert END in worker.orders()
 
 
-def test_a_later_worker_of_the_same_name_is_not_told(system: System, people: FleetBackend) -> None:
-    """In a container the parent is process 1 of the same host every time."""
+def test_a_later_worker_of_the_same_name_is_not_drained(system: System, people: FleetBackend) -> None:
+    """In a container, the parent is always process 1 of the same host."""
     worker = system.worker("web-1-aa")
     system.pass_seconds()
     people.drain("web-1")
@@ -112,28 +106,30 @@ def test_a_later_worker_of_the_same_name_is_not_told(system: System, people: Fle
     assert END in successor.orders(), "unless that is what somebody wants"
 
 
-def refused(ask: Callable[[], object], kind: type[OrchestratorError]) -> str:
+def rejection_message(ask: Callable[[], object], kind: type[OrchestratorError]) -> str:
     with pytest.raises(kind) as caught:
         ask()
     return str(caught.value)
 
 
-def test_who_cannot_be_told_is_not_asked_and_people_learn_why(system: System, people: FleetBackend) -> None:
+def test_impossible_drain_requests_are_rejected_with_the_reason(system: System, people: FleetBackend) -> None:
     old, one, two = (system.worker(name) for name in ("old-7-aa", "web-1-bb", "web-2-cc"))
     old.parent = None
     one.draining = True
     system.pass_seconds()
-    assert "earlier release. Send SIGTERM to process 7 on host" in refused(lambda: people.drain("old-7"), WrongState)
-    assert "There are old-7, web-1, web-2: see" in refused(lambda: people.drain("web-3"), NotFound)
-    assert "matches 3 workers" in refused(lambda: people.drain("host"), OrchestratorError)
+    assert "earlier release. Send SIGTERM to process 7 on host" in rejection_message(
+        lambda: people.drain("old-7"), WrongState
+    )
+    assert "There are old-7, web-1, web-2: see" in rejection_message(lambda: people.drain("web-3"), NotFound)
+    assert "matches 3 workers" in rejection_message(lambda: people.drain("host"), OrchestratorError)
     one.leave()
     system.tick_until(lambda: shown(system)["web-1-bb"].state == "stopped")
-    assert "has drained and ended already" in refused(lambda: people.drain("web-1"), WrongState)
+    assert "has drained and ended already" in rejection_message(lambda: people.drain("web-1"), WrongState)
     assert drains(system) == set()
     assert two.orders() == []
 
 
-def test_what_was_asked_long_ago_is_forgotten_when_its_worker_is_gone(system: System, people: FleetBackend) -> None:
+def test_old_requests_are_deleted_when_their_worker_is_gone(system: System, people: FleetBackend) -> None:
     gone, there, fresh = (system.worker(name) for name in ("web-1-aa", "web-2-bb", "web-3-cc"))
     system.pass_seconds()
     for name in ("web-1", "web-2"):

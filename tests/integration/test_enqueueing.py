@@ -1,4 +1,4 @@
-"""Each way to create a task writes the same row, whatever its options."""
+"""All enqueue methods write the same row, whatever the options."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options) or "none")
-def test_each_way_writes_the_same(app: Orchestrator, engine: Engine, options: dict[str, Any]) -> None:
+def test_all_enqueue_methods_write_the_same_row(app: Orchestrator, engine: Engine, options: dict[str, Any]) -> None:
     follower = app.task(name="follower")(lambda value: value)
     task = app.task(name="job")(lambda value: value)
 
@@ -86,7 +86,7 @@ def _row(engine: Engine, identifier: str) -> dict[str, Any]:
     return found
 
 
-def test_a_statement_that_takes_too_long_is_told_whatever_the_way(
+def test_a_statement_timeout_is_reported_by_every_enqueue_method(
     database_url: str, redis_url: str, engine: Engine
 ) -> None:
     app = Orchestrator(database_url=f"{database_url}&options=-cstatement_timeout%3D100", redis_url=redis_url)
@@ -101,10 +101,10 @@ def test_a_statement_that_takes_too_long_is_told_whatever_the_way(
     app.close()
 
 
-def test_many_limited_tasks_take_hardly_more_statements_than_many_plain_ones(
+def test_bulk_enqueue_of_limited_tasks_needs_few_extra_statements(
     app: Orchestrator, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They took ten times as long: each told the leader of itself."""
+    """Formerly each task notified the leader, which took ten times as long."""
     count, copied, sent = 1_000, list[int](), list[str]()
     limits: dict[str, dict[str, Any]] = {
         "plain": {},
@@ -146,7 +146,7 @@ def test_many_limited_tasks_take_hardly_more_statements_than_many_plain_ones(
     }
 
 
-def test_another_number_of_shards_is_named_as_such(app: Orchestrator) -> None:
+def test_a_wrong_number_of_shards_is_reported(app: Orchestrator) -> None:
     many = app.at(shards=3)
     task = app.task(name="add")(len)
     calls: list[Callable[[], object]] = [
@@ -169,7 +169,7 @@ def test_another_number_of_shards_is_named_as_such(app: Orchestrator) -> None:
 
 
 @pytest.mark.parametrize("lasts", [copying._MAX_DURATION, 0.0], ids=["one", "many"])
-def test_tasks_of_all_kinds_are_stored_in_order_by_few_or_many_copies(
+def test_bulk_enqueue_keeps_order_and_options_across_copies(
     app: Orchestrator, engine: Engine, monkeypatch: pytest.MonkeyPatch, lasts: float
 ) -> None:
     monkeypatch.setattr(copying, "_MAX_DURATION", lasts)
@@ -193,7 +193,7 @@ def test_tasks_of_all_kinds_are_stored_in_order_by_few_or_many_copies(
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
 @pytest.mark.parametrize("after", [0, 100, 2_000])
-def test_what_is_raised_while_tasks_are_made_is_raised_as_it_is(
+def test_an_error_of_the_callers_iterator_is_raised_unchanged(
     app: Orchestrator, engine: Engine, error: type[BaseException], after: int
 ) -> None:
     task = app.task(name="job")(lambda value: value)
@@ -209,8 +209,8 @@ def test_what_is_raised_while_tasks_are_made_is_raised_as_it_is(
         assert connection.execute(text("SELECT count(*) FROM orchestrator.tasks")).scalar_one() == 1
 
 
-def test_an_interrupt_while_many_tasks_are_stored_is_one(app: Orchestrator, engine: Engine) -> None:
-    """Python runs what a signal asks for as soon as the driver comes back from Postgres: where it reads on."""
+def test_an_interrupt_during_bulk_enqueue_raises_keyboard_interrupt(app: Orchestrator, engine: Engine) -> None:
+    """Python runs signal handlers when the driver returns from Postgres, to read the next calls."""
     task = app.task(name="job")(lambda value: value)
     for seconds in (0.01, 0.02, 0.03, 0.05, 0.08, 0.13):
         handler = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -227,14 +227,14 @@ def test_an_interrupt_while_many_tasks_are_stored_is_one(app: Orchestrator, engi
 
 
 @pytest.mark.parametrize("calls", [None, 5])
-def test_what_is_no_number_of_calls_is_refused(app: Orchestrator, calls: Any) -> None:
+def test_bulk_enqueue_rejects_a_value_that_is_not_a_list(app: Orchestrator, calls: Any) -> None:
     task = app.task(name="job")(lambda value: value)
     for enqueue in (app.enqueue_many, app.start_many):
         with pytest.raises(InvalidTask, match="expected a list of calls"):
             enqueue(task, calls)
 
 
-def test_a_call_that_is_refused_among_many_keeps_all_from_being_stored(app: Orchestrator, engine: Engine) -> None:
+def test_an_invalid_call_in_a_bulk_enqueue_stores_nothing(app: Orchestrator, engine: Engine) -> None:
     task = app.task(name="job")(lambda value: value)
     with pytest.raises(InvalidTask, match=r"calls\[2000\]: Task 'job': too many positional"):
         app.enqueue_many(task, [*((number,) for number in range(2_000)), (1, 2)])
@@ -242,14 +242,14 @@ def test_a_call_that_is_refused_among_many_keeps_all_from_being_stored(app: Orch
         assert connection.execute(text("SELECT count(*) FROM orchestrator.tasks")).scalar_one() == 0
 
 
-def test_the_time_that_making_tasks_takes_is_not_that_of_postgres(database_url: str, redis_url: str) -> None:
+def test_a_slow_iterator_does_not_count_as_database_time(database_url: str, redis_url: str) -> None:
     app = Orchestrator(database_url=database_url, redis_url=redis_url, database_timeout=1)
     task = app.task(name="job")(lambda value: value)
 
     def items() -> Iterator[int]:
         for number in range(1_000):
             if number in (300, 600):
-                time.sleep(1.5)  # longer than a statement may take
+                time.sleep(1.5)  # longer than `database_timeout`
             yield number
 
     assert app.start_many(task, items()).progress().counters.total == 1_000

@@ -1,4 +1,4 @@
-"""Executions stand in one line with the other tasks of their queue; in a queue of their own they wait for no slot."""
+"""Executions wait in order with the other tasks of their queue; in their own queue they need no slot."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def full(system: System) -> Worker:
     return worker
 
 
-def test_executions_of_their_own_queue_are_handed_out_while_all_slots_are_taken(system: System, full: Worker) -> None:
+def test_executions_in_their_own_queue_need_no_slot(system: System, full: Worker) -> None:
     other = system.app.task(name="other", executor=EXECUTOR, queue="outside")(lambda: None)
     handles = [other.enqueue() for _ in range(5)]
     system.pass_seconds(3)
     assert [task.id for task in full.take()] == [raw(handle) for handle in handles]
 
 
-def test_executions_among_other_tasks_wait_with_them_until_a_slot_is_free(system: System, full: Worker) -> None:
+def test_executions_among_other_tasks_wait_for_a_free_slot(system: System, full: Worker) -> None:
     (running,) = full.held
     other = system.app.task(name="other", executor=EXECUTOR, priority=9)(lambda: None)
     handles = [other.enqueue() for _ in range(5)]

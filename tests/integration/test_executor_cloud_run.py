@@ -1,4 +1,4 @@
-"""Tasks that run as executions of Cloud Run jobs, against a server that holds requests against the published API."""
+"""Tasks that run as Cloud Run executions, against a fake server that validates requests by the published API."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloudRun]:
     monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_RUN", f"http://{server.host}/")
     monkeypatch.setenv("GCE_METADATA_HOST", server.host)
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-    monkeypatch.setattr(cloud_run, "_POLL_INTERVAL", 0.05)  # which is 2 s for Google's sake
+    monkeypatch.setattr(cloud_run, "_POLL_INTERVAL", 0.05)  # 2 s in production, to spare Google's API
     yield server
     server.stop()
 
@@ -53,7 +53,7 @@ def execution(job: str, timeout: float | None = 60.0, input: dict[str, Any] | No
     return executing.execution(options, task="reports.build", input=input or {}, timeout=timeout)
 
 
-def test_a_job_is_run_with_what_it_needs_to_know(google: FakeCloudRun) -> None:
+def test_a_job_gets_its_input_variables_and_options(google: FakeCloudRun) -> None:
     more: dict[str, Any] = {"args": ["--full"], "env": {"REGION": "eu"}, "container": "main", "tasks": 3}
     asked, heard = execution("quick", input={"year": 2024}, **more), Heard()
 
@@ -67,7 +67,7 @@ def test_a_job_is_run_with_what_it_needs_to_know(google: FakeCloudRun) -> None:
     assert heard.lines == [f"info: The log of the execution is at {found['logUri']}"]
 
 
-def test_a_result_or_an_error_is_read_where_the_container_has_left_it(google: FakeCloudRun, tmp_path: Path) -> None:
+def test_results_and_errors_are_read_from_the_payload_store(google: FakeCloudRun, tmp_path: Path) -> None:
     good, bad, mute = (execution("holding", output="store") for _ in range(3))
 
     async def steps(executor: CloudRunExecutor) -> list[Outcome]:
@@ -105,13 +105,13 @@ def test_the_example_of_the_guide_runs(google: FakeCloudRun) -> None:
     assert json.loads(variables(google)["TASK_SPEC"])["input"] == {"month": "2024-01"}
 
 
-def test_an_execution_is_found_by_our_name_and_not_run_again(google: FakeCloudRun) -> None:
+def test_a_resubmitted_execution_is_found_by_name_and_not_rerun(google: FakeCloudRun) -> None:
     asked = execution("holding")
     google.page = 2
 
     async def first(executor: CloudRunExecutor) -> str:
         name = await executor.submit(asked)
-        await asyncio.gather(*(executor.submit(execution("holding")) for _ in range(5)))  # newer ones
+        await asyncio.gather(*(executor.submit(execution("holding")) for _ in range(5)))  # newer executions
         return name
 
     async def second(executor: CloudRunExecutor) -> Outcome:
@@ -124,7 +124,7 @@ def test_an_execution_is_found_by_our_name_and_not_run_again(google: FakeCloudRu
     assert len(google.executions) == 6
 
 
-def test_a_failure_says_what_google_says(google: FakeCloudRun) -> None:
+def test_a_failure_contains_googles_message(google: FakeCloudRun) -> None:
     outcome = run(execution("failing"))
 
     assert isinstance(outcome, Broken)
@@ -149,7 +149,7 @@ def test_an_execution_is_cancelled(google: FakeCloudRun, is_known: bool) -> None
     assert len([path for _, path in google.requests if path.endswith(":cancel")]) == 1
 
 
-def test_one_list_shows_all_executions_of_a_job(google: FakeCloudRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_list_request_covers_all_executions_of_a_job(google: FakeCloudRun, monkeypatch: pytest.MonkeyPatch) -> None:
     some = [execution("holding") for _ in range(50)]
 
     async def steps(executor: CloudRunExecutor) -> list[Outcome]:
@@ -168,13 +168,13 @@ def test_one_list_shows_all_executions_of_a_job(google: FakeCloudRun, monkeypatc
     assert drive(steps) == [Finished(None)] * 50
 
 
-def test_a_busy_google_is_asked_again_when_it_wishes(google: FakeCloudRun) -> None:
+def test_a_busy_api_is_retried_after_the_requested_delay(google: FakeCloudRun) -> None:
     google.failures = [(503, {}), (429, {"Retry-After": "0"})]
     assert run(execution("quick")) == Finished(None)
     assert google.requests[0] == google.requests[1] == google.requests[2]
 
 
-def test_a_run_whose_answer_was_lost_is_found_and_not_begun_again(google: FakeCloudRun) -> None:
+def test_a_lost_response_does_not_start_a_second_execution(google: FakeCloudRun) -> None:
     asked = execution("quick")
     google.lost_answers = 1
 
@@ -187,7 +187,7 @@ def test_a_run_whose_answer_was_lost_is_found_and_not_begun_again(google: FakeCl
     assert len(google.executions) == 1
 
 
-def test_an_execution_that_somebody_deletes_is_gone(google: FakeCloudRun) -> None:
+def test_a_deleted_execution_raises_gone(google: FakeCloudRun) -> None:
     asked = execution("holding")
 
     async def steps(executor: CloudRunExecutor) -> None:
@@ -199,14 +199,14 @@ def test_an_execution_that_somebody_deletes_is_gone(google: FakeCloudRun) -> Non
     drive(steps)
 
 
-def test_refusals_say_what_was_wanted(google: FakeCloudRun) -> None:
+def test_rejected_requests_are_explained(google: FakeCloudRun) -> None:
     with pytest.raises(GiveUp, match="jobs/unknown.*404.*was not found"):
         run(execution("unknown"))
     with pytest.raises(GiveUp, match="32,000"):
         run(execution("quick", input={"text": "x" * 40_000}))
 
 
-def test_a_key_of_a_service_account_gives_tokens(
+def test_a_service_account_key_yields_tokens(
     google: FakeCloudRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     private = rsa.generate_private_key(public_exponent=65_537, key_size=2_048).private_bytes(
@@ -226,7 +226,7 @@ def test_a_key_of_a_service_account_gives_tokens(
         run(execution("quick"))
 
 
-def test_a_token_that_is_refused_is_replaced_once(google: FakeCloudRun) -> None:
+def test_a_rejected_token_is_replaced_once(google: FakeCloudRun) -> None:
     asked = execution("holding")
 
     async def steps(executor: CloudRunExecutor) -> Outcome:
@@ -245,7 +245,7 @@ def test_a_token_that_is_refused_is_replaced_once(google: FakeCloudRun) -> None:
     assert drive(steps) == Finished(None)
 
 
-def test_a_worker_without_an_account_says_so(google: FakeCloudRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported(google: FakeCloudRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
     with pytest.raises(Unreachable, match="GOOGLE_APPLICATION_CREDENTIALS is not set to a file"):
         run(execution("quick"))
@@ -264,7 +264,7 @@ def test_a_worker_without_an_account_says_so(google: FakeCloudRun, monkeypatch: 
         ({"output": "store", "env": {"TASK_OUTPUT_PATH": "x"}}, "env"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, Any], option: str) -> None:
+def test_invalid_options_are_reported(options: dict[str, Any], option: str) -> None:
     given = {"project": "acme-prod", "location": "europe-west1", "job": "quick", **options}
     [(name, _)] = CloudRun(**given).problems()
     assert name == option

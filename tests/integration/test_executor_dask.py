@@ -1,4 +1,4 @@
-"""Tasks that an existing Dask cluster runs: a real one, of a scheduler and two worker processes."""
+"""Tasks that run on a real Dask cluster, of a scheduler and two worker processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_example_of_the_guide_runs(cluster: Cluster, monkeypatch: pytest.Mon
     assert run(replace(execution(None, "double"), options=options, input=input)) == Finished(3)
 
 
-def test_failures_have_the_type_text_and_traceback_of_the_other_side(cluster: Cluster) -> None:
+def test_failures_contain_the_remote_type_message_and_traceback(cluster: Cluster) -> None:
     failed, unreadable = run(execution(cluster, "fail", "no")), run(execution(cluster, "odd"))
 
     assert isinstance(failed, Broken)
@@ -67,7 +67,7 @@ def test_failures_have_the_type_text_and_traceback_of_the_other_side(cluster: Cl
     assert missing.kind == "AttributeError"
 
 
-def test_what_waits_for_a_worker_is_cancelled(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_waiting_for_a_worker_can_be_cancelled(cluster: Cluster, tmp_path: Path) -> None:
     asked = execution(cluster, "hold", str(tmp_path), resources={"GPU": 1.0})
 
     async def steps(executor: DaskExecutor) -> None:
@@ -81,7 +81,7 @@ def test_what_waits_for_a_worker_is_cancelled(cluster: Cluster, tmp_path: Path) 
     assert ran(tmp_path) == []
 
 
-def test_the_work_of_a_killed_worker_is_done_by_another(cluster: Cluster, tmp_path: Path) -> None:
+def test_another_worker_takes_over_the_job_of_a_killed_worker(cluster: Cluster, tmp_path: Path) -> None:
     asked = execution(cluster, "hold", str(tmp_path))
 
     async def steps(executor: DaskExecutor) -> Outcome:
@@ -98,7 +98,7 @@ def test_the_work_of_a_killed_worker_is_done_by_another(cluster: Cluster, tmp_pa
     cluster.add_worker()
 
 
-def test_a_scheduler_that_dies_is_unreachable_and_has_forgotten_everything(tmp_path: Path) -> None:
+def test_a_dead_scheduler_is_unreachable(tmp_path: Path) -> None:
     alone = Cluster(tmp_path)
     asked = execution(alone, "double", 1)
 
@@ -116,7 +116,7 @@ def test_a_scheduler_that_dies_is_unreachable_and_has_forgotten_everything(tmp_p
     drive(steps)
 
 
-def test_a_worker_that_does_not_know_the_cluster_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_cluster_address_names_the_variable_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DASK_SCHEDULER_ADDRESS", raising=False)
     with pytest.raises(Unequipped, match="DASK_SCHEDULER_ADDRESS"):
         run(execution(None, "double", 1))
@@ -131,6 +131,6 @@ def test_a_worker_that_does_not_know_the_cluster_says_what_to_set(monkeypatch: p
         ({"resources": {"GPU": 0.0}}, "resources"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, Any], option: str) -> None:
+def test_invalid_options_are_reported(options: dict[str, Any], option: str) -> None:
     [(name, _)] = Dask(**{"function": "jobs:double", **options}).problems()
     assert name == option

@@ -1,4 +1,4 @@
-"""The executor `http`, against real services: up, down, slow, talking nonsense, answering too much or twice."""
+"""The `http` executor against real services: up, down, slow, or sending invalid, oversized or duplicate answers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def execution(options: Http, *arguments: Any, name: str = "e-1", **input: Any) -
 
 
 def run(redis_url: str, work: Execution, heard: Heard | None = None, **settings: Any) -> Outcome:
-    """Submit it and watch it, with an executor of its own."""
+    """Submit and watch an execution with a new executor."""
     given: dict[str, Any] = {"webhook_allow": "127.0.0.0/8", "max_payload": 100_000} | settings
     known = load_settings(environ={}, redis_url=redis_url, **given)
     return Driver(lambda: HttpExecutor(Setup(settings=known))).run(work, heard)
@@ -55,13 +55,13 @@ def run(redis_url: str, work: Execution, heard: Heard | None = None, **settings:
 
 @pytest.fixture
 def away() -> Iterator[str]:
-    """An address where nobody listens, and that nobody else is given meanwhile."""
+    """A reserved address without a listener."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
-def test_a_service_is_asked_and_answers(redis: Redis, redis_url: str) -> None:
+def test_a_service_receives_the_request_and_returns_the_result(redis: Redis, redis_url: str) -> None:
     with serving(lambda _, body: (200, {"result": sum(body["input"]) * body["params"]["mul"], "error": ""})) as service:
         register(redis, "a", service.url, "sum")
         work = execution(Http(service="sum", params={"mul": 2}), [1, 2, 3])
@@ -80,7 +80,7 @@ def test_a_service_is_asked_and_answers(redis: Redis, redis_url: str) -> None:
         ((1, 2), {"c": 3}, {"input": {"c": 3}, "params": {"k": 0}, "arguments": [1, 2]}),
     ],
 )
-def test_what_is_sent_of_arguments(arguments: Any, keywords: Any, sent: Any) -> None:
+def test_arguments_are_mapped_to_the_request_body(arguments: Any, keywords: Any, sent: Any) -> None:
     import json
 
     work = execution(Http(params={"k": 0}), *arguments, **keywords)
@@ -101,7 +101,7 @@ def test_what_is_sent_of_arguments(arguments: Any, keywords: Any, sent: Any) -> 
         ),
     ],
 )
-def test_what_a_service_reports_is_final_for_the_attempt(redis_url: str, answer: Any, expected: Outcome) -> None:
+def test_a_reported_result_or_error_is_final_for_the_attempt(redis_url: str, answer: Any, expected: Outcome) -> None:
     with serving(lambda *_: answer) as service:
         assert run(redis_url, execution(Http(service="sum", url=service.url))) == expected
     assert service.requests["e-1"] == 1
@@ -127,7 +127,7 @@ TWICE = b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n" + b'{"result":1}'
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_nonsense_is_a_failure_that_says_so(redis_url: str, answer: Any, kind: str, retryable: bool) -> None:
+def test_invalid_answers_fail_with_a_clear_error(redis_url: str, answer: Any, kind: str, retryable: bool) -> None:
     with serving(lambda *_: answer) as service:
         found = run(redis_url, execution(Http(service="sum", url=service.url)))
     assert isinstance(found, Broken), found
@@ -135,20 +135,20 @@ def test_nonsense_is_a_failure_that_says_so(redis_url: str, answer: Any, kind: s
     assert len(found.message) < 1_000
 
 
-def test_what_a_service_sends_as_logs_is_in_the_log_of_the_task(redis_url: str) -> None:
+def test_logs_in_the_answer_go_to_the_tasks_log(redis_url: str) -> None:
     heard = Heard()
     with serving(lambda *_: (200, {"result": 1, "error": "", "logs": ["first", {"a": 1}]})) as service:
         assert run(redis_url, execution(Http(service="sum", url=service.url)), heard) == Finished(1)
     assert heard.lines == ["info: first", 'info: {"a":1}']
 
 
-def test_an_answer_that_comes_twice_counts_once(redis_url: str) -> None:
+def test_a_duplicate_answer_counts_once(redis_url: str) -> None:
     with serving(lambda *_: TWICE + TWICE.replace(b"1}", b"2}")) as service:
         assert run(redis_url, execution(Http(service="sum", url=service.url))) == Finished(1)
     assert service.requests["e-1"] == 1
 
 
-def test_the_next_worker_is_asked_where_the_first_is_away(redis: Redis, redis_url: str, away: str) -> None:
+def test_an_unreachable_worker_is_skipped_for_the_next(redis: Redis, redis_url: str, away: str) -> None:
     heard = Heard()
     with serving() as service:
         register(redis, "away", away, "sum")
@@ -160,7 +160,7 @@ def test_the_next_worker_is_asked_where_the_first_is_away(redis: Redis, redis_ur
 
 
 @pytest.mark.parametrize("answer", [b"", (503, {}), (404, {"error": "no such service"}), TWICE[:20]], ids=repr)
-def test_who_breaks_off_or_cannot_is_passed_over(redis: Redis, redis_url: str, answer: Any) -> None:
+def test_a_worker_that_disconnects_or_declines_is_skipped(redis: Redis, redis_url: str, answer: Any) -> None:
     with serving(lambda *_: answer) as bad, serving() as good:
         register(redis, "bad", bad.url, "sum")
         register(redis, "good", good.url, "sum", load=1e6)
@@ -168,18 +168,18 @@ def test_who_breaks_off_or_cannot_is_passed_over(redis: Redis, redis_url: str, a
     assert (bad.requests["e-1"], good.requests["e-1"]) == (1, 1)
 
 
-def test_who_is_slow_is_left_after_the_request_timeout(redis: Redis, redis_url: str) -> None:
+def test_a_slow_worker_is_left_after_the_request_timeout(redis: Redis, redis_url: str) -> None:
     slow: Service
     with serving() as good, serving(lambda *_: (200, {"result": slow.go_on.wait(90)})) as slow:
         register(redis, "slow", slow.url, "sum")
         register(redis, "good", good.url, "sum", load=1e6)
-        # On a busy machine the other may not answer within that time either; it is asked again.
+        # On a busy machine the other worker may time out too; it is asked again.
         patient = Http(service="sum", request_timeout=0.3, max_attempts=100, attempt_delay=0)
         assert run(redis_url, execution(patient, 7)) == Finished(7)
     assert slow.requests["e-1"] >= 1
 
 
-def test_where_nobody_answers_it_is_unreachable_or_fails_after_so_many(redis: Redis, redis_url: str, away: str) -> None:
+def test_without_workers_the_service_is_unreachable_or_fails(redis: Redis, redis_url: str, away: str) -> None:
     with pytest.raises(Unreachable, match="No worker offers the service 'sum'"):
         run(redis_url, execution(Http(service="sum")))
     none = run(redis_url, execution(Http(service="sum", max_attempts=2, attempt_delay=0)))
@@ -195,7 +195,7 @@ def test_where_nobody_answers_it_is_unreachable_or_fails_after_so_many(redis: Re
     assert len(heard.lines) == 3
 
 
-def test_the_less_busy_get_more(redis: Redis, redis_url: str) -> None:
+def test_less_busy_workers_get_more_requests(redis: Redis, redis_url: str) -> None:
     with serving() as idle, serving() as busy:
         register(redis, "idle", idle.url, "sum")
         register(redis, "busy", busy.url, "sum", load=9)
@@ -213,7 +213,7 @@ def test_the_less_busy_get_more(redis: Redis, redis_url: str) -> None:
     assert asked["idle"] > 40  # 55 are expected
 
 
-def test_an_address_in_a_task_reaches_nothing_internal(redis_url: str) -> None:
+def test_an_address_option_cannot_reach_internal_hosts(redis_url: str) -> None:
     with serving() as service:
         work = execution(Http(service="sum", url=service.url))
         refusing: list[dict[str, Any]] = [
@@ -234,8 +234,8 @@ def test_a_registered_service_may_be_internal(redis: Redis, redis_url: str) -> N
         assert run(redis_url, execution(Http(service="sum"), 1), webhook_allow="") == Finished(1)
 
 
-def test_another_watcher_asks_the_same_worker_under_the_same_name(redis: Redis, redis_url: str) -> None:
-    """The first watcher's loop ends as in a process that was killed: it says nothing to anybody."""
+def test_a_second_watcher_repeats_the_request_to_the_same_worker(redis: Redis, redis_url: str) -> None:
+    """The first watcher's loop ends without a message, as in a killed process."""
     first: Service
 
     def answer(_: str, body: Any) -> tuple[int, Any]:
@@ -264,7 +264,7 @@ def test_another_watcher_asks_the_same_worker_under_the_same_name(redis: Redis, 
     assert (first.requests["e-1"], other.requests["e-1"]) == (2, 0)
 
 
-def test_a_cancel_is_told_to_who_was_asked(redis: Redis, redis_url: str) -> None:
+def test_a_cancel_is_sent_to_the_worker_with_the_request(redis: Redis, redis_url: str) -> None:
     slow: Service
     with serving(lambda *_: (200, {"result": slow.go_on.wait(90)})) as slow:
         register(redis, "slow", slow.url, "sum")
@@ -283,7 +283,7 @@ def test_a_cancel_is_told_to_who_was_asked(redis: Redis, redis_url: str) -> None
     assert slow.cancelled == ["/exec/sum/e-1"]
 
 
-def test_cancelling_where_nobody_is_is_not_tried_again(redis_url: str, away: str) -> None:
+def test_a_cancel_of_an_unreachable_worker_is_not_retried(redis_url: str, away: str) -> None:
     async def go() -> None:
         executor = HttpExecutor(Setup(settings=load_settings(environ={}, redis_url=redis_url)))
         for nobody in (away, "nobody yet"):
@@ -294,7 +294,7 @@ def test_cancelling_where_nobody_is_is_not_tried_again(redis_url: str, away: str
     asyncio.run(go())
 
 
-def test_three_hundred_at_once_take_no_thread_each(redis: Redis, redis_url: str) -> None:
+def test_three_hundred_requests_need_few_threads(redis: Redis, redis_url: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         waiting.append(writer)
@@ -314,7 +314,7 @@ def test_three_hundred_at_once_take_no_thread_each(redis: Redis, redis_url: str)
         works = [execution(Http(service="sum"), name=f"e-{number}") for number in range(300)]
         found = await asyncio.gather(*(executor.watch(work, "", Heard()) for work in works))
         assert found == [Finished(1)] * 300
-        assert threading.active_count() - before < 20  # of the loop, which resolve names
+        assert threading.active_count() - before < 20  # the loop's threads, which resolve names
         for one in waiting:
             one.close()
         server.close()
@@ -334,6 +334,6 @@ def test_three_hundred_at_once_take_no_thread_each(redis: Redis, redis_url: str)
         (Http(request_timeout=0), "request_timeout"),
     ],
 )
-def test_options_that_make_no_sense_are_named(options: Http, wrong: str) -> None:
+def test_invalid_options_are_named(options: Http, wrong: str) -> None:
     assert [name for name, _ in options.problems()] == [wrong]
     assert Http(service="sum").problems() == []

@@ -1,4 +1,4 @@
-"""Tasks that run as Jobs of Kubernetes, against a server that holds requests against the models of its API."""
+"""Tasks that run as Kubernetes Jobs, against a fake server that validates requests by the models of the API."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ READ = {
 
 
 @pytest.mark.parametrize("input", ["env", "config_map", "secret"])
-def test_a_job_is_created_once_and_nothing_is_left_of_it(cluster: FakeKubernetes, input: str) -> None:
+def test_a_job_is_created_once_and_cleaned_up(cluster: FakeKubernetes, input: str) -> None:
     code = f"{READ[input]}; print('working'); print(json.dumps(dict(doubled=2 * spec['input']['number'])))"
     more = {"requests": {"cpu": "500m"}, "limits": {"memory": "1Gi"}, "env": {"A": "b"}, "service_account": "runner"}
     asked, heard = execution(python(code, input=input, **more), timeout=30, number=4), Heard()
@@ -94,11 +94,11 @@ def test_a_job_is_created_once_and_nothing_is_left_of_it(cluster: FakeKubernetes
     eventually(lambda: not cluster.things, "a namespace without anything")
 
 
-def test_the_job_of_a_driver_that_is_killed_after_the_end_expires_in_a_minute(
+def test_the_job_of_a_killed_driver_expires_in_a_minute(
     cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs stayed for a day whose drivers were killed between the end and the release."""
-    monkeypatch.setattr(driving, "_RELEASE_AFTER", 600.0)  # it is killed before
+    """Formerly a Job stayed for a day if its driver was killed between the end and the release."""
+    monkeypatch.setattr(driving, "_RELEASE_AFTER", 600.0)  # the driver is killed before that
     asked = execution(python("print(7)"))
 
     def ttl() -> int:
@@ -122,7 +122,7 @@ def test_the_job_of_a_driver_that_is_killed_after_the_end_expires_in_a_minute(
         ("print('x' * 3_000_000)", "log", "x" * 3_000_000),
     ],
 )
-def test_the_result_is_the_last_line_or_the_message(
+def test_the_result_is_the_last_line_or_the_termination_message(
     cluster: FakeKubernetes, code: str, output: str, result: Any
 ) -> None:
     assert run(execution(python(code, output=output))) == Finished(result)
@@ -143,7 +143,7 @@ raise SystemExit(CODE)
 @pytest.mark.parametrize(
     ("code", "expected"), [(0, Finished("x" * 100_000)), (1, Broken("ValueError", "no"))], ids=["done", "failed"]
 )
-def test_what_a_container_leaves_in_the_payload_store_is_read_and_deleted(
+def test_output_in_the_payload_store_is_read_and_deleted(
     cluster: FakeKubernetes, tmp_path: Path, code: int, expected: Outcome
 ) -> None:
     asked, heard = execution(python(LEFT.replace("CODE", str(code)), output="store")), Heard()
@@ -166,13 +166,13 @@ def test_the_example_of_the_guide_runs(cluster: FakeKubernetes) -> None:
     assert run(execution(options, **input)) == Finished(6)
 
 
-def test_an_exit_code_is_a_failure_with_the_end_of_the_log(cluster: FakeKubernetes) -> None:
+def test_an_exit_code_is_a_failure_with_the_log_tail(cluster: FakeKubernetes) -> None:
     outcome = run(execution(python("print('on the way'); raise SystemExit(3)")))
 
     assert outcome == Broken("ExitCode", "The container ended with exit code 3.", detail="on the way")
 
 
-def test_the_deadline_is_told_and_is_a_little_after_the_tasks_timeout(cluster: FakeKubernetes) -> None:
+def test_the_jobs_deadline_is_slightly_after_the_task_timeout(cluster: FakeKubernetes) -> None:
     outcome = run(execution(python("import time; time.sleep(60)", deadline=1), timeout=0.3))
 
     assert isinstance(outcome, Broken)
@@ -181,13 +181,13 @@ def test_the_deadline_is_told_and_is_a_little_after_the_tasks_timeout(cluster: F
     assert job_of(late, Kubernetes(image="a"))["spec"]["activeDeadlineSeconds"] == 11
 
 
-def test_a_job_is_deleted_with_its_pod_when_it_is_cancelled(cluster: FakeKubernetes, tmp_path: Path) -> None:
+def test_a_cancel_deletes_the_job_and_its_pod(cluster: FakeKubernetes, tmp_path: Path) -> None:
     asked = execution(python(f"import time; open({str(tmp_path / 'began')!r}, 'w'); time.sleep(60)", input="secret"))
 
     async def steps(executor: KubernetesExecutor) -> None:
         name = await executor.submit(asked)
         watching = asyncio.create_task(executor.watch(asked, name, Heard()))
-        await until(lambda: (tmp_path / "began").exists() and cluster.has_pods())  # its process is known there
+        await until(lambda: (tmp_path / "began").exists() and cluster.has_pods())  # the fake server knows its process
         await executor.cancel(asked, "")
         assert cluster._processes[asked.name].poll() == -15
         assert not cluster.things
@@ -198,7 +198,7 @@ def test_a_job_is_deleted_with_its_pod_when_it_is_cancelled(cluster: FakeKuberne
     drive(steps)
 
 
-def test_another_watcher_finds_it(cluster: FakeKubernetes, tmp_path: Path) -> None:
+def test_a_second_watcher_finds_the_job(cluster: FakeKubernetes, tmp_path: Path) -> None:
     go = tmp_path / "go"
     asked = execution(python(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nprint(7)"))
 
@@ -218,21 +218,21 @@ def test_another_watcher_finds_it(cluster: FakeKubernetes, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("how", ["cut", "forgotten"])
-def test_a_watch_goes_on_where_it_broke_off_or_begins_again(cluster: FakeKubernetes, tmp_path: Path, how: str) -> None:
+def test_a_broken_watch_resumes_or_restarts(cluster: FakeKubernetes, tmp_path: Path, how: str) -> None:
     go = tmp_path / "go"
     asked = execution(python(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nprint(7)"))
 
     async def steps(executor: KubernetesExecutor) -> Outcome:
         watching = asyncio.create_task(executor.watch(asked, await executor.submit(asked), Heard()))
         await until(lambda: cluster.watching == 2)
-        go.touch()  # which may end while nobody watches
+        go.touch()  # the Job may end while no watch is open
         cluster.cut_watches() if how == "cut" else cluster.forget()
         return await watching
 
     assert drive(steps) == Finished(7)
 
 
-def test_one_watch_of_each_kind_serves_all(cluster: FakeKubernetes, tmp_path: Path) -> None:
+def test_one_watch_per_resource_serves_all_jobs(cluster: FakeKubernetes, tmp_path: Path) -> None:
     go = tmp_path / "go"
     code = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\nprint(7)"
     some = [execution(python(code)) for _ in range(8)]
@@ -251,7 +251,7 @@ def test_one_watch_of_each_kind_serves_all(cluster: FakeKubernetes, tmp_path: Pa
     assert drive(steps) == [Finished(7)] * len(some)
 
 
-def test_an_image_that_cannot_be_pulled(cluster: FakeKubernetes) -> None:
+def test_an_image_that_cannot_be_pulled_fails_the_attempt(cluster: FakeKubernetes) -> None:
     heard = Heard()
     hopeless = run(execution(Kubernetes(image="bad image")), heard)
     late = run(execution(Kubernetes(image="missing:1", image_patience=0.2)))
@@ -263,7 +263,7 @@ def test_an_image_that_cannot_be_pulled(cluster: FakeKubernetes) -> None:
     assert late == Broken("ImagePullFailed", "The Pod does not start: ImagePullBackOff: cannot pull missing:1", True)
 
 
-def test_a_job_that_somebody_deletes_is_gone(cluster: FakeKubernetes) -> None:
+def test_a_deleted_job_raises_gone(cluster: FakeKubernetes) -> None:
     asked = execution(python("import time; time.sleep(60)"))
 
     async def steps(executor: KubernetesExecutor) -> None:
@@ -279,7 +279,7 @@ def test_a_job_that_somebody_deletes_is_gone(cluster: FakeKubernetes) -> None:
     drive(steps)
 
 
-def test_a_cluster_that_is_away_is_waited_for(cluster: FakeKubernetes) -> None:
+def test_a_cluster_is_unreachable_until_it_returns(cluster: FakeKubernetes) -> None:
     asked = execution(python("import time; time.sleep(60)"))
 
     async def steps(executor: KubernetesExecutor) -> None:
@@ -304,7 +304,7 @@ def test_a_cluster_that_is_away_is_waited_for(cluster: FakeKubernetes) -> None:
     ("namespace", "error", "said"),
     [("nowhere", GiveUp, 'namespaces "nowhere" not found'), ("full", Unreachable, "exceeded quota")],
 )
-def test_refusals_are_told_apart_by_whether_they_may_pass(
+def test_permanent_and_temporary_rejections_are_distinguished(
     cluster: FakeKubernetes, namespace: str, error: type[Exception], said: str
 ) -> None:
     async def steps(executor: KubernetesExecutor) -> None:
@@ -314,7 +314,7 @@ def test_refusals_are_told_apart_by_whether_they_may_pass(
     drive(steps)
 
 
-def test_an_input_that_does_not_fit_says_what_to_do(cluster: FakeKubernetes) -> None:
+def test_an_oversized_input_is_rejected_with_the_remedy(cluster: FakeKubernetes) -> None:
     async def steps(executor: KubernetesExecutor) -> None:
         with pytest.raises(GiveUp, match="set the option input to secret or config_map"):
             await executor.submit(execution(python("pass"), text="x" * 200_000))
@@ -322,7 +322,7 @@ def test_an_input_that_does_not_fit_says_what_to_do(cluster: FakeKubernetes) -> 
     drive(steps)
 
 
-def test_the_server_of_these_tests_knows_the_api() -> None:
+def test_the_fake_server_validates_requests() -> None:
     with pytest.raises(Refused, match=r'unknown field ".spec.retries"'):
         check_model("V1Job", {"spec": {"retries": 3}})
     with pytest.raises(Refused, match="expected int"):
@@ -336,7 +336,7 @@ def certificate(folder: Path, name: str) -> None:
     subprocess.run([*make, *where, *who], check=True, capture_output=True)
 
 
-def test_a_client_certificate_lets_one_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_certificate_authenticates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate(tmp_path, "server")
     certificate(tmp_path, "client")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(tmp_path / "client.crt"))
@@ -356,7 +356,7 @@ def test_a_client_certificate_lets_one_in(tmp_path: Path, monkeypatch: pytest.Mo
     server.stop()
 
 
-def test_the_account_of_a_pod_lets_one_in(tmp_path: Path) -> None:
+def test_a_service_account_authenticates_and_reloads_its_token(tmp_path: Path) -> None:
     certificate(tmp_path, "ca")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(tmp_path / "ca.crt", tmp_path / "ca.key")
@@ -383,7 +383,7 @@ def test_the_account_of_a_pod_lets_one_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("user", "said"), [({"exec": {"command": "aws"}}, "exec"), ({"auth-provider": {}}, "auth-provider")]
 )
-def test_ways_in_that_are_not_supported_say_so(
+def test_unsupported_authentication_methods_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: dict[str, Any], said: str
 ) -> None:
     configure(monkeypatch, tmp_path, {"server": "https://127.0.0.1:1"}, user)
@@ -391,7 +391,7 @@ def test_ways_in_that_are_not_supported_say_so(
         run(execution(python("pass")))
 
 
-def test_a_worker_without_a_cluster_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_kubeconfig_or_context_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(Unequipped, match="KUBECONFIG"):
         run(execution(python("pass")))
@@ -413,6 +413,6 @@ def test_a_worker_without_a_cluster_says_what_to_set(tmp_path: Path, monkeypatch
         ({"image_patience": -1.0}, "image_patience"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, Any], option: str) -> None:
+def test_invalid_options_are_reported(options: dict[str, Any], option: str) -> None:
     [(name, _)] = Kubernetes(**{"image": "a", **options}).problems()
     assert name == option

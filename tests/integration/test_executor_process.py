@@ -1,4 +1,4 @@
-"""The executor `process`, with real commands: what they are given and forbidden, and what is left of them."""
+"""The `process` executor with real commands: their environment, limits, output and cleanup."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PYTHON = [sys.executable, "-S", "-E", "-c"]
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where executions keep what they need."""
+    """The temporary folder of executions."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return tmp_path
 
@@ -59,7 +59,7 @@ def execution(*command: str, **options: Any) -> Execution:
 
 
 def tell(story: Callable[[ProcessExecutor], Awaitable[Any]], *commands: str) -> Any:
-    """Run a story with an executor that allows some programs."""
+    """Run an async test body with an executor that allows some programs."""
     setup = Setup(settings=load_settings(environ={}), worker="w", commands=commands or ("*",))
     return Driver(lambda: ProcessExecutor(setup)).drive(story)
 
@@ -80,7 +80,7 @@ def output(work: Execution) -> Any:
     return found.output
 
 
-def test_the_environment_is_explicit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_get_only_the_declared_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_SECRET_KEY", "hidden")
     program = "import json, os; print(json.dumps(dict(os.environ)))"
     seen = output(execution(*PYTHON, program, env={"COLOUR": "grün", "HOME": "/nowhere"}))
@@ -91,13 +91,13 @@ def test_the_environment_is_explicit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name for name in set(seen) - set(known) - passed_on if not name.startswith("TASK_")} == set()
 
 
-def test_the_input_is_in_a_file_too() -> None:
+def test_the_input_is_passed_as_a_file_and_on_stdin() -> None:
     program = "import json, os; print(json.dumps(json.load(open(os.environ['TASK_SPEC_PATH']))['input']))"
     assert output(execution(*PYTHON, program)) == {"width": 3}
     assert output(execution("/bin/cat")) == {"width": 3}
 
 
-def test_it_runs_where_it_is_told_to_or_in_a_folder_of_its_own(tmp_path: Path, folder: Path) -> None:
+def test_commands_run_in_the_given_or_a_private_folder(tmp_path: Path, folder: Path) -> None:
     assert output(execution("/bin/pwd", cwd=str(tmp_path), output="text")).strip() == str(tmp_path)
     assert output(execution("/bin/pwd", output="text")).startswith(str(folder / "orchestrator-executions-"))
     missing = outcome(execution("/bin/pwd", cwd=str(tmp_path / "none")))
@@ -106,20 +106,20 @@ def test_it_runs_where_it_is_told_to_or_in_a_folder_of_its_own(tmp_path: Path, f
     assert "none" in missing.detail
 
 
-def test_arguments_arrive_as_they_are() -> None:
+def test_arguments_are_passed_unchanged() -> None:
     program = "import json, sys; print(json.dumps(sys.argv[1:]))"
     words = ["a b", "$HOME", "*", "`id`", "", "--", "ä\n"]
     assert output(execution(*PYTHON, program, *words)) == words
 
 
-def test_a_command_does_not_inherit_what_its_keeper_is_given() -> None:
+def test_commands_do_not_inherit_the_keepers_descriptors() -> None:
     program = "import json, os; print(json.dumps({n: os.readlink(f'/proc/self/fd/{n}') for n in (0, 1, 2, 3)}))"
     found = outcome(execution(*PYTHON, program))
     assert isinstance(found, Broken)
     assert "/proc/self/fd/3" in found.detail, "there is no such descriptor"
 
 
-def test_too_much_memory_is_refused() -> None:
+def test_the_memory_limit_is_enforced() -> None:
     program = "print(len(bytearray(300_000_000)))"
     assert output(execution(*PYTHON, program)) == 300_000_000
     found = outcome(execution(*PYTHON, program, memory=150_000_000))
@@ -127,7 +127,7 @@ def test_too_much_memory_is_refused() -> None:
     assert (found.kind, "MemoryError" in found.detail) == ("ExitCode", True)
 
 
-def test_too_much_of_the_cpu_is_ended() -> None:
+def test_the_cpu_limit_ends_the_command() -> None:
     found = outcome(execution("/bin/sh", "-c", "while :; do :; done", cpu=1))
     assert isinstance(found, Broken)
     assert (found.kind, found.message) == (
@@ -136,13 +136,13 @@ def test_too_much_of_the_cpu_is_ended() -> None:
     )
 
 
-def test_who_goes_on_without_time_of_the_cpu_is_killed_a_second_later() -> None:
+def test_a_command_that_ignores_the_cpu_limit_is_killed() -> None:
     found = outcome(execution("/bin/sh", "-c", "trap '' XCPU; while :; do :; done", cpu=1))
     assert isinstance(found, Broken)
     assert (found.kind, found.message) == ("Killed", "The command was ended by SIGKILL.")
 
 
-def test_too_many_files_are_refused() -> None:
+def test_the_limit_of_open_files_is_enforced() -> None:
     program = "files = [open('/dev/null') for _ in range(100)]"
     found = outcome(execution(*PYTHON, program, files=50))
     assert isinstance(found, Broken)
@@ -152,18 +152,18 @@ def test_too_many_files_are_refused() -> None:
 @pytest.mark.parametrize(
     ("retry_on", "code", "expected"), [(None, 1, True), ([75], 75, True), ([75], 1, False), ([], 1, False)]
 )
-def test_which_codes_are_worth_another_try(retry_on: list[int] | None, code: int, expected: bool) -> None:
+def test_retry_on_selects_the_retryable_exit_codes(retry_on: list[int] | None, code: int, expected: bool) -> None:
     found = outcome(execution("/bin/sh", "-c", f"echo why >&2; exit {code}", retry_on=retry_on))
     assert found == Broken("ExitCode", f"The command ended with exit code {code}.", expected, "why")
 
 
 @pytest.mark.parametrize("program", ["/bin/cat", "cat", "/usr/bin/../bin/true", "/usr/bin/true "])
-def test_what_is_not_allowed_is_refused(program: str) -> None:
+def test_disallowed_programs_are_rejected(program: str) -> None:
     with pytest.raises(GiveUp, match="may not run .* --allow-command"):
         outcome(execution(program), "/usr/bin/true", "/opt/jobs/*", "/usr/bin/../*")
 
 
-def test_a_pattern_covers_one_folder_and_no_link_that_leads_out(tmp_path: Path) -> None:
+def test_a_pattern_allows_one_folder_without_links_leading_out(tmp_path: Path) -> None:
     jobs, within = tmp_path / "jobs", tmp_path / "jobs" / "within"
     within.mkdir(parents=True)
     (tmp_path / "linked").symlink_to(jobs)
@@ -185,12 +185,12 @@ def test_a_pattern_covers_one_folder_and_no_link_that_leads_out(tmp_path: Path) 
     assert outcome(execution(str(within / "other")), str(jobs / "*" / "*")) == Finished(1)
 
 
-def test_a_worker_that_allows_nothing_refuses_everything() -> None:
+def test_a_worker_without_allowed_programs_rejects_all() -> None:
     with pytest.raises(GiveUp, match="it allows no program"):
         outcome(execution("/bin/true"), "")
 
 
-def test_a_program_that_is_not_there_is_told_of() -> None:
+def test_a_missing_program_is_named() -> None:
     with pytest.raises(Unequipped, match="there is no program '/opt/none'"):
         outcome(execution("/opt/none"))
 
@@ -206,7 +206,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("handler", ["signal.SIG_DFL", "signal.SIG_IGN"])
-def test_all_processes_are_ended_also_those_that_do_not_want_to(handler: str, folder: Path) -> None:
+def test_a_cancel_ends_all_processes_of_a_command(handler: str, folder: Path) -> None:
     async def story(executor: ProcessExecutor) -> list[int]:
         work = execution(*PYTHON, FAMILY.format(handler=handler), grace=0.3)
         id = await executor.submit(work)
@@ -229,7 +229,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def test_what_a_command_leaves_behind_ends_with_it() -> None:
+def test_background_processes_end_with_their_command() -> None:
     left = int(output(execution("/bin/sh", "-c", "sleep 600 >/dev/null & echo $!", output="text")))
     eventually(lambda: not _is_alive(left), f"the end of process {left}")
 
@@ -261,9 +261,7 @@ print(json.dumps({"seen": seen, "user": os.getuid(), "home": os.environ["HOME"],
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="becomes another user")
 @pytest.mark.parametrize("inspection", ["forbidden", "allowed"])
-def test_a_command_cannot_read_what_its_worker_was_started_with(
-    inspection: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_cannot_read_the_secrets_of_its_worker(inspection: str, monkeypatch: pytest.MonkeyPatch) -> None:
     nobody = pwd.getpwnam("nobody")
     with (
         tempfile.TemporaryDirectory(dir="/tmp") as folder,
@@ -289,13 +287,13 @@ def test_a_command_cannot_read_what_its_worker_was_started_with(
     assert seen["mem"] == "Permission denied" or inspection == "allowed"
 
 
-def test_an_attempt_fails_whose_user_does_not_exist() -> None:
-    """To hand it back would keep the program from all other tasks."""
+def test_an_unknown_user_fails_the_attempt() -> None:
+    """Returning the task instead would keep the program from all other tasks."""
     with pytest.raises(ConfigurationError, match="there is no user 'nosuchuser' on machine "):
         output(execution("/usr/bin/id", user="nosuchuser"))
 
 
-def test_what_a_command_says_is_heard_while_it_runs() -> None:
+def test_log_lines_arrive_while_the_command_runs() -> None:
     work = execution(*PYTHON, LISTENER)
 
     async def told(executor: ProcessExecutor) -> list[str]:
@@ -321,7 +319,7 @@ print(5)
 """
 
 
-def test_a_bar_that_is_drawn_over_is_told_while_it_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_progress_bar_is_logged_while_it_is_redrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spools, "_PROGRESS_INTERVAL", 3_600.0)
     spool = Spool(tmp_path, "x-1")
     spool.folder.mkdir()
@@ -339,7 +337,7 @@ def test_a_bar_that_is_drawn_over_is_told_while_it_is_drawn(tmp_path: Path, monk
     assert spool.new_lines(is_last=True) == "60%"
 
 
-def test_a_long_line_is_told_in_pieces() -> None:
+def test_a_long_line_is_redacted_and_logged_in_pieces() -> None:
     told: list[str] = []
     job = SimpleNamespace(stage=Stage.RUNNING, secrets=("secret",), dispatch=SimpleNamespace(attempt=1))
     outbox = SimpleNamespace(log_lines=lambda _, lines: told.extend(lines.text.split("\n")))
@@ -351,7 +349,7 @@ def test_a_long_line_is_told_in_pieces() -> None:
     assert "".join(told[:-2]) == line.replace("secret", HIDDEN)
 
 
-def test_the_next_watcher_is_told_what_the_first_was_not() -> None:
+def test_a_second_watcher_gets_only_the_remaining_lines() -> None:
     work = execution(*PYTHON, LISTENER)
 
     async def first(executor: ProcessExecutor) -> str:
@@ -373,8 +371,8 @@ def test_the_next_watcher_is_told_what_the_first_was_not() -> None:
     assert tell(second) == ["info: two"]
 
 
-def test_no_line_is_told_twice_whenever_a_watcher_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was killed while it noted how far it had come left an empty note, and the next one began anew."""
+def test_no_line_is_logged_twice_after_a_watcher_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Formerly a watcher killed while writing its offset left an empty file, and the next watcher started over."""
     Spool(tmp_path, "e").prepare(b"", b"")
     with (tmp_path / "e" / "stderr").open("w") as stderr:
         print("one", file=stderr)
@@ -393,7 +391,7 @@ def test_no_line_is_told_twice_whenever_a_watcher_is_killed(tmp_path: Path, monk
     assert (later.new_lines(), later.new_lines()) == ("two", None)
 
 
-def test_what_is_cancelled_before_it_has_begun_never_begins(tmp_path: Path) -> None:
+def test_an_execution_cancelled_before_its_start_never_starts(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
 
     async def story(executor: ProcessExecutor) -> None:
@@ -408,13 +406,13 @@ def test_what_is_cancelled_before_it_has_begun_never_begins(tmp_path: Path) -> N
     assert not mark.exists()
 
 
-def test_where_there_is_no_room_it_waits() -> None:
-    """A machine without descriptors for more is no failure of the task."""
+def test_a_machine_without_free_descriptors_is_unreachable() -> None:
+    """A machine without free descriptors is no failure of the task."""
 
     async def story(executor: ProcessExecutor) -> Outcome:
         work = execution("/bin/echo", "5")
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        await executor._call(lambda: None)  # its threads are there
+        await executor._call(lambda: None)  # starts the executor's threads
         lowest = os.dup(0)
         os.close(lowest)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
@@ -428,30 +426,30 @@ def test_where_there_is_no_room_it_waits() -> None:
     assert tell(story) == Finished(5)
 
 
-def test_the_specification_says_who_it_is_for() -> None:
+def test_the_specification_names_its_task_and_attempt() -> None:
     said = output(execution("/bin/sh", "-c", 'cat "$TASK_SPEC_PATH"'))
     assert (said["task"], said["attempt"]) == ("shop.resize", 2), json.dumps(said)
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("text", ""), ("json", None), ("last_line", None), ("none", None)])
-def test_a_command_may_say_nothing(kind: str, expected: str | None) -> None:
+def test_a_command_may_print_nothing(kind: str, expected: str | None) -> None:
     assert output(execution("/bin/true", output=kind)) == expected
 
 
 @pytest.mark.parametrize("levels", [300, 50_000])
-def test_output_that_is_too_deep_is_no_defect_of_the_worker(levels: int) -> None:
+def test_too_deeply_nested_output_fails_the_attempt(levels: int) -> None:
     found = outcome(execution(*PYTHON, f"print('[' * {levels} + ']' * {levels})"))
     assert isinstance(found, Broken)
     assert (found.kind, found.retryable) == ("UnreadableOutput", False)
 
 
-def test_json_has_no_nan() -> None:
+def test_an_input_with_nan_is_rejected() -> None:
     work = dataclasses.replace(execution("/bin/true"), input={"mean": float("nan")})
     with pytest.raises(PayloadError, match="task 'shop.resize' is sent as JSON.* found nan at `mean`"):
         outcome(work)
 
 
-def test_the_next_watcher_finds_it_whatever_its_folder_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_watcher_finds_a_command_in_another_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = execution(*PYTHON, LISTENER)
 
     async def first(executor: ProcessExecutor) -> str:
@@ -477,7 +475,7 @@ def test_the_next_watcher_finds_it_whatever_its_folder_is(folder: Path, monkeypa
     assert tell(second) == Finished(5)
 
 
-def test_a_folder_that_is_none_of_ours_is_not_believed(folder: Path) -> None:
+def test_an_external_id_with_a_foreign_folder_is_ignored(folder: Path) -> None:
     async def story(executor: ProcessExecutor) -> None:
         work = execution("/bin/true")
         own = executor._spool(work).folder
@@ -488,7 +486,7 @@ def test_a_folder_that_is_none_of_ours_is_not_believed(folder: Path) -> None:
     tell(story)
 
 
-def test_output_without_end_is_ended_while_it_comes(folder: Path) -> None:
+def test_endless_output_is_stopped_while_it_is_written(folder: Path) -> None:
     found = outcome(execution("/bin/sh", "-c", "yes & yes"))
     assert isinstance(found, Broken)
     assert (found.kind, found.retryable) == ("OutputTooLarge", False)
@@ -517,7 +515,7 @@ while True:
 """
 
 
-def test_all_that_is_said_at_once_is_told_while_the_command_goes_on(folder: Path) -> None:
+def test_a_burst_of_lines_is_logged_while_the_command_runs(folder: Path) -> None:
     work = execution(*PYTHON, TALKER)
 
     async def story(executor: ProcessExecutor) -> None:
@@ -533,7 +531,7 @@ def test_all_that_is_said_at_once_is_told_while_the_command_goes_on(folder: Path
     tell(story)
 
 
-def test_the_clock_stops_with_the_exit_code_and_lines_stay_whole(folder: Path) -> None:
+def test_the_timeout_stops_at_exit_and_lines_stay_whole(folder: Path) -> None:
     count = 200_000
     work = execution(*PYTHON, f"import sys; [print('line', n, 'of many', file=sys.stderr) for n in range({count})]")
     job = SimpleNamespace(stage=Stage.RUNNING, secrets=(), dispatch=SimpleNamespace(attempt=1))
@@ -555,8 +553,8 @@ def test_the_clock_stops_with_the_exit_code_and_lines_stay_whole(folder: Path) -
     assert tell(story) == [f"line {number} of many" for number in range(count)]
 
 
-def test_the_time_of_a_task_ends_with_its_command_and_not_with_its_log() -> None:
-    """It failed with TaskTimeout although its command had ended with 0."""
+def test_the_task_timeout_ends_with_the_command_not_its_log() -> None:
+    """Formerly the task failed with TaskTimeout although its command had exited with 0."""
 
     class Slow:
         options = Process
@@ -566,13 +564,13 @@ def test_the_time_of_a_task_ends_with_its_command_and_not_with_its_log() -> None
 
         async def watch(self, _: Execution, __: str, watcher: Listener) -> Outcome:
             watcher.ended()
-            await asyncio.sleep(1.5)  # as long as it takes to pass on what it has said
+            await asyncio.sleep(1.5)  # the time to pass on the log lines
             return Finished("done")
 
     assert asyncio.run(executing.watched_to_the_end(Slow(), execution("/bin/true"), timeout=1.0)) == "done"
 
 
-def test_of_much_that_is_said_only_some_stays_on_the_disk(folder: Path) -> None:
+def test_stderr_on_disk_is_bounded_and_dropped_bytes_are_counted(folder: Path) -> None:
     work = execution(*PYTHON, CHATTERER)
 
     async def story(executor: ProcessExecutor) -> list[str]:
@@ -588,7 +586,7 @@ def test_of_much_that_is_said_only_some_stays_on_the_disk(folder: Path) -> None:
     assert 0 <= 60_000_000 + 11 - told - int(counted[1].replace(",", "")) < 20_000_000, "what came during a cut"
 
 
-def test_many_short_lines_are_passed_on_in_blocks_and_beside_the_event_loop() -> None:
+def test_many_short_lines_are_sent_in_blocks_off_the_event_loop() -> None:
     count = 300_000
     work = execution("/bin/sh", "-c", f"yes 'an error\n\ny' | head -n {3 * count} >&2; exit 3")
     threads: list[str] = []
@@ -609,7 +607,7 @@ def test_many_short_lines_are_passed_on_in_blocks_and_beside_the_event_loop() ->
     assert all(name.startswith("process") for name in threads)
 
 
-def test_what_a_cancelled_command_has_said_is_told() -> None:
+def test_the_output_of_a_cancelled_command_is_logged() -> None:
     program = f"{LISTENER[: LISTENER.index('while')]}os.write(2, b'y' * 9 + b'\\n' * 30_000_000); time.sleep(600)"
     work = execution(*PYTHON, program)
 
@@ -628,10 +626,10 @@ def test_what_a_cancelled_command_has_said_is_told() -> None:
     tell(story)
 
 
-def test_the_driver_has_the_rest_told_once_it_has_ended_a_command() -> None:
+def test_the_driver_drains_the_output_after_a_cancel() -> None:
     done: list[Any] = []
 
-    class Told:
+    class FakeExecutor:
         async def cancel(self, *_: Any) -> None:
             done.append("ended")
 
@@ -642,7 +640,10 @@ def test_the_driver_has_the_rest_told_once_it_has_ended_a_command() -> None:
         setup = Setup(settings=load_settings(environ={}), worker="w")
         parts = [cast("Any", None)] * 4
         watched = Watched(
-            parts[0], cast("Any", Told()), execution("/bin/true"), Record(name="e", attempt=1, failures=0, since=0.0)
+            parts[0],
+            cast("Any", FakeExecutor()),
+            execution("/bin/true"),
+            Record(name="e", attempt=1, failures=0, since=0.0),
         )
         watched.listener = cast("Any", "listener")
         await driving.Driver(parts[0], parts[1], parts[2], parts[3], setup, 1)._cancel(watched)
@@ -651,7 +652,7 @@ def test_the_driver_has_the_rest_told_once_it_has_ended_a_command() -> None:
     tell(story)
 
 
-def test_who_writes_on_after_the_end_does_not_put_it_off() -> None:
+def test_a_process_that_writes_after_the_end_delays_nothing() -> None:
     program = "setsid sh -c 'echo $$; exec yes >&2' & sleep 0.2"
     work = execution("/bin/sh", "-c", program, output="text")
     writer = int(output(work))
@@ -659,7 +660,7 @@ def test_who_writes_on_after_the_end_does_not_put_it_off() -> None:
 
 
 @pytest.mark.parametrize("how", ["watch", "cancel"])
-def test_a_command_whose_keeper_was_killed_is_ended_before_the_next_try(how: str) -> None:
+def test_a_command_with_a_killed_keeper_ends_before_the_next_attempt(how: str) -> None:
     work = execution("/bin/sh", "-c", "trap '' TERM; echo $$; sleep 600 & wait; wait", grace=0.2)
 
     async def story(executor: ProcessExecutor) -> int:
@@ -681,7 +682,7 @@ def test_a_command_whose_keeper_was_killed_is_ended_before_the_next_try(how: str
     assert not _is_alive(tell(story)), "it has ended before anybody is told that it is gone"
 
 
-def test_what_a_killed_keeper_has_left_is_removed_after_a_day() -> None:
+def test_files_of_a_killed_keeper_are_removed_after_a_day() -> None:
     async def story(executor: ProcessExecutor) -> None:
         old, young, runs = (execution("/bin/sleep", "600") for _ in range(3))
         for work in (old, young, runs):
@@ -702,7 +703,7 @@ def test_what_a_killed_keeper_has_left_is_removed_after_a_day() -> None:
     tell(story)
 
 
-def test_what_a_killed_worker_has_left_is_removed_after_a_day() -> None:
+def test_files_of_a_killed_worker_are_removed_after_a_day() -> None:
     async def story(executor: ProcessExecutor) -> None:
         old, young = execution("/bin/true"), execution("/bin/true")
         for work in (old, young):

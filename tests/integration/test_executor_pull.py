@@ -1,4 +1,4 @@
-"""The executor `pull` and the routes of those who ask for work: leases, heartbeats, and what is said of late words."""
+"""The `pull` executor and the routes of pull workers: leases, heartbeats, and rejected late requests."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def redis(redis_url: str) -> Iterator[Redis]:
 
 
 def begin(redis: Redis, generation: str) -> None:
-    """Do what a leader does who begins a generation, as far as it matters here."""
+    """Write the keys that a leader writes when it begins a generation."""
     redis.set(KEYS.server, redis.info("server")["run_id"])
     redis.set(KEYS.generation, generation)
 
@@ -80,7 +80,7 @@ def execution(name: str = "e-1", *, task_id: str | None = None, **options: Any) 
 
 
 class Client(httpx.AsyncClient):
-    """Somebody who pulls."""
+    """A worker that pulls tasks."""
 
     async def poll(self, *, worker: str = "w", wait: float = 30, services: tuple[str, ...] = ("sum",)) -> Any:
         answer = await self.post("/queue/poll", json={"worker_id": worker, "services": services, "wait": wait})
@@ -110,13 +110,13 @@ def tell(story: Story, address: str, settings: Settings) -> None:
 
 
 async def offered(executor: PullExecutor, work: Execution) -> None:
-    """Offer work that nobody goes on to watch."""
+    """Offer work without a watcher."""
     await executor.submit(work)
     await asyncio.to_thread(executor._pulls.poll, [work.name])
 
 
 async def fall_silent(executor: PullExecutor, redis: Redis) -> None:
-    """Do what a watcher does that has not heard of the holder for one lease."""
+    """Take the lease back, as a watcher does after one lease without a heartbeat."""
     beat = redis.hget(KEYS.pull("e-1"), "u")
     assert isinstance(beat, bytes)
     await asyncio.to_thread(executor._pulls.poll, ["e-1"], {"e-1": beat})
@@ -127,7 +127,7 @@ async def watched(executor: PullExecutor, work: Execution) -> asyncio.Task[Any]:
 
 
 @pytest.mark.parametrize("more", [{}, SIGNED, SEALED, {**SIGNED, **SEALED}], ids=["plain", "signed", "sealed", "both"])
-def test_work_is_leased_completed_and_durable_before_that_is_said(settings: Settings, more: dict[str, str]) -> None:
+def test_a_completion_is_confirmed_only_when_it_is_durable(settings: Settings, more: dict[str, str]) -> None:
     settings = load_settings(
         environ={},
         database_url=settings.database_url,
@@ -136,7 +136,7 @@ def test_work_is_leased_completed_and_durable_before_that_is_said(settings: Sett
     )
 
     async def story(executor: PullExecutor, client: Client) -> None:
-        polling = asyncio.create_task(client.poll())  # before there is anything
+        polling = asyncio.create_task(client.poll())  # before any work exists
         work = execution()
         watching = await watched(executor, work)
         found = await polling
@@ -145,7 +145,7 @@ def test_work_is_leased_completed_and_durable_before_that_is_said(settings: Sett
         assert (await client.beat(found)).json() == {"ok": "1"}
         completing = asyncio.create_task(client.complete(found, result={"sum": 3}))
         assert await watching == Finished({"sum": 3})
-        assert await client.poll(wait=0) is None  # which was asked later, and is answered
+        assert await client.poll(wait=0) is None  # a later request, answered first
         assert not completing.done(), "it is not in Postgres yet"
         await executor.release(work, "e-1")
         answer = await completing
@@ -163,7 +163,7 @@ def test_work_is_leased_completed_and_durable_before_that_is_said(settings: Sett
 def test_work_of_another_shard_is_pulled_and_completed(address: str, settings: Settings, redis: Redis) -> None:
     of_shard = dataclasses.replace(settings, shards=2).of_shard(1)
     redis.set(Keys.of(of_shard).server, redis.info("server")["run_id"])
-    redis.set(Keys.of(of_shard).generation, "7-1-b")  # of which the API knows nothing
+    redis.set(Keys.of(of_shard).generation, "7-1-b")  # a generation unknown to the API
 
     async def story(executor: PullExecutor, client: Client) -> None:
         watching = await watched(executor, execution())
@@ -177,7 +177,7 @@ def test_work_of_another_shard_is_pulled_and_completed(address: str, settings: S
     tell(story, address, of_shard)
 
 
-def test_what_a_puller_reports_is_a_failure(address: str, settings: Settings) -> None:
+def test_an_error_from_a_puller_fails_the_attempt(address: str, settings: Settings) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         for error, expected in (
             ("no luck", Broken("ServiceError", "no luck")),
@@ -193,7 +193,7 @@ def test_what_a_puller_reports_is_a_failure(address: str, settings: Settings) ->
     tell(story, address, settings)
 
 
-def test_where_there_is_nothing_a_poll_says_so(address: str, settings: Settings) -> None:
+def test_a_poll_without_matching_work_returns_nothing(address: str, settings: Settings) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         await offered(executor, execution())
         assert await client.poll(wait=0, services=("other",)) is None
@@ -203,7 +203,7 @@ def test_where_there_is_nothing_a_poll_says_so(address: str, settings: Settings)
     tell(story, address, settings)
 
 
-def test_submitting_again_offers_nothing_twice(address: str, settings: Settings) -> None:
+def test_resubmitted_work_is_offered_once(address: str, settings: Settings) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         for _ in range(2):
             await offered(executor, execution())
@@ -214,9 +214,7 @@ def test_submitting_again_offers_nothing_twice(address: str, settings: Settings)
     tell(story, address, settings)
 
 
-def test_a_lease_that_is_lost_goes_to_the_next_and_late_words_are_refused(
-    address: str, settings: Settings, redis: Redis
-) -> None:
+def test_a_lost_lease_moves_on_and_late_requests_are_rejected(address: str, settings: Settings, redis: Redis) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         watching = await watched(executor, execution())
         first = await client.poll(worker="first")
@@ -234,7 +232,7 @@ def test_a_lease_that_is_lost_goes_to_the_next_and_late_words_are_refused(
     tell(story, address, settings)
 
 
-def test_silence_of_one_lease_loses_it_and_heartbeats_keep_it(address: str, settings: Settings) -> None:
+def test_heartbeats_keep_a_lease_and_silence_loses_it(address: str, settings: Settings) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         watching = await watched(executor, execution(lease=1, max_leases=1))
         work = await client.poll()
@@ -249,7 +247,7 @@ def test_silence_of_one_lease_loses_it_and_heartbeats_keep_it(address: str, sett
     tell(story, address, settings)
 
 
-def test_who_comes_late_and_has_it_done_is_heard_where_nobody_else_has_it(
+def test_a_late_completion_counts_while_no_other_worker_has_the_work(
     address: str, settings: Settings, redis: Redis
 ) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
@@ -265,7 +263,7 @@ def test_who_comes_late_and_has_it_done_is_heard_where_nobody_else_has_it(
     tell(story, address, settings)
 
 
-def test_what_takes_too_many_with_it_fails(address: str, settings: Settings, redis: Redis) -> None:
+def test_work_that_loses_too_many_leases_fails(address: str, settings: Settings, redis: Redis) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         watching = await watched(executor, execution(max_leases=1))
         await client.poll(worker="w-7")
@@ -276,7 +274,7 @@ def test_what_takes_too_many_with_it_fails(address: str, settings: Settings, red
     tell(story, address, settings)
 
 
-def test_a_cancel_takes_it_back(address: str, settings: Settings) -> None:
+def test_a_cancel_withdraws_the_work(address: str, settings: Settings) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         watching = await watched(executor, execution())
         work = await client.poll()
@@ -293,7 +291,7 @@ def test_a_cancel_takes_it_back(address: str, settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {**SIGNED, **SEALED}], ids=["plain", "sealed"])
-def test_what_is_large_is_offered_by_reference(
+def test_large_input_is_offered_by_reference(
     settings: Settings, redis: Redis, tmp_path: Path, more: dict[str, str]
 ) -> None:
     folder, aside = tmp_path / "store", tmp_path / "aside"
@@ -328,7 +326,7 @@ def test_what_is_large_is_offered_by_reference(
         tell(story, address, settings)
 
 
-def test_what_is_too_large_to_be_handed_out_is_not_offered(
+def test_too_large_input_is_not_offered(
     address: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "MAX_BODY", 200_000)
@@ -342,7 +340,7 @@ def test_what_is_too_large_to_be_handed_out_is_not_offered(
     tell(story, address, settings)
 
 
-def test_a_cancel_that_is_faster_than_the_offer_takes_it_back(address: str, settings: Settings, redis: Redis) -> None:
+def test_a_cancel_before_the_offer_withdraws_the_work(address: str, settings: Settings, redis: Redis) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         await executor.cancel(execution(), "")
         await executor.submit(execution())
@@ -356,7 +354,7 @@ def test_a_cancel_that_is_faster_than_the_offer_takes_it_back(address: str, sett
     tell(story, address, settings)
 
 
-def test_another_watcher_goes_on_where_one_was_killed(address: str, settings: Settings, redis: Redis) -> None:
+def test_a_second_watcher_continues_after_the_first_is_killed(address: str, settings: Settings, redis: Redis) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         watching = await watched(executor, execution())
         work = await client.poll()
@@ -374,7 +372,7 @@ def test_another_watcher_goes_on_where_one_was_killed(address: str, settings: Se
     tell(story, address, settings)
 
 
-def test_a_completion_that_nobody_applies_is_to_be_sent_again(
+def test_a_completion_that_is_not_applied_must_be_retried(
     address: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "_APPLY_TIMEOUT", 0.3)
@@ -392,7 +390,7 @@ def test_a_completion_that_nobody_applies_is_to_be_sent_again(
     tell(story, address, settings)
 
 
-def test_where_the_watcher_died_behind_its_report_postgres_is_asked(
+def test_a_completion_is_confirmed_from_postgres_if_the_watcher_died(
     address: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "_POLL_INTERVAL", 0.1)
@@ -423,13 +421,13 @@ def test_where_the_watcher_died_behind_its_report_postgres_is_asked(
         engine.dispose()
 
 
-def test_sixty_polls_hold_no_thread_each(address: str, settings: Settings) -> None:
+def test_sixty_polls_need_few_threads(address: str, settings: Settings) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         limits = httpx.Limits(max_connections=None)
         async with Client(base_url=address, timeout=90, limits=limits) as crowd:
             polls = [asyncio.create_task(crowd.poll(worker=f"w-{number}", wait=60)) for number in range(60)]
             async with asyncio.timeout(60):
-                while len(executor_waiting()) < 60:
+                while len(waiting_polls()) < 60:
                     await asyncio.sleep(0.05)
             assert threading.active_count() < 45
             for number in range(60):
@@ -437,7 +435,7 @@ def test_sixty_polls_hold_no_thread_each(address: str, settings: Settings) -> No
             found = await asyncio.gather(*polls)
         assert len({work["request_id"] for work in found}) == 60
 
-    def executor_waiting() -> list[Any]:
+    def waiting_polls() -> list[Any]:
         import gc
 
         from orchestrator.transport.pull_notifications import PullNotifications
@@ -448,7 +446,7 @@ def test_sixty_polls_hold_no_thread_each(address: str, settings: Settings) -> No
     tell(story, address, settings)
 
 
-def test_a_result_that_is_too_large_is_refused(address: str, settings: Settings) -> None:
+def test_a_too_large_result_is_rejected(address: str, settings: Settings) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         await offered(executor, execution())
         answer = await client.complete(await client.poll(), result="x" * 1_100_000)
@@ -457,7 +455,7 @@ def test_a_result_that_is_too_large_is_refused(address: str, settings: Settings)
     tell(story, address, settings)
 
 
-def test_an_example_whose_result_is_refused_hands_in_an_error() -> None:
+def test_the_example_reports_an_error_if_its_result_is_rejected() -> None:
     if missing := [name for name in ("curl", "jq") if shutil.which(name) is None]:
         pytest.skip(f"there is no {missing[0]} here")
     completions: list[dict[str, Any]] = []
@@ -485,7 +483,7 @@ def test_an_example_whose_result_is_refused_hands_in_an_error() -> None:
     assert completions[1]["error"] == "The API refused the result: 422"
 
 
-def test_a_worker_in_another_language(address: str, settings: Settings) -> None:
+def test_a_worker_in_another_language_completes_work(address: str, settings: Settings) -> None:
     if missing := [name for name in ("curl", "jq") if shutil.which(name) is None]:
         pytest.skip(f"there is no {missing[0]} here")
     work = Execution(
@@ -515,6 +513,6 @@ def test_a_worker_in_another_language(address: str, settings: Settings) -> None:
     tell(story, address, settings)
 
 
-def test_a_worker_in_shell_has_thirty_lines() -> None:
+def test_the_shell_example_has_at_most_thirty_lines() -> None:
     lines = (EXAMPLES / "pull.sh").read_text().splitlines()
     assert len([line for line in lines if line.strip() and not line.startswith("#")]) <= 30

@@ -1,4 +1,4 @@
-"""What a holder of pulled work says beside its result: progress, when to try again, that it gives work back."""
+"""Requests of a pull worker besides its result: progress, retry delay, returned work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def give_back(client: Client, work: Any) -> Any:
 
 
 @pytest.mark.parametrize("more", [{}, {**SIGNED, **SEALED}], ids=["plain", "sealed"])
-def test_progress_comes_with_a_heartbeat(settings: Settings, more: dict[str, str]) -> None:
+def test_a_heartbeat_carries_progress(settings: Settings, more: dict[str, str]) -> None:
     settings = load_settings(
         environ={},
         database_url=settings.database_url,
@@ -51,7 +51,7 @@ def test_progress_comes_with_a_heartbeat(settings: Settings, more: dict[str, str
         tell(story, address, settings)
 
 
-def test_a_holder_says_when_to_try_again(address: str, settings: Settings) -> None:
+def test_a_worker_sets_the_retry_delay(address: str, settings: Settings) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         for number, (given, expected) in enumerate([(2.5, 2.5), (-1, None), (True, None), ("soon", None)]):
             name = f"e-{number}"
@@ -65,7 +65,7 @@ def test_a_holder_says_when_to_try_again(address: str, settings: Settings) -> No
     tell(story, address, settings)
 
 
-def test_work_that_is_given_back_goes_to_the_next_poll_and_costs_no_lease(address: str, settings: Settings) -> None:
+def test_returned_work_goes_to_the_next_poll_without_losing_a_lease(address: str, settings: Settings) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         watching = await watched(executor, execution(lease=60, max_leases=1))
         first = await client.poll()
@@ -84,7 +84,7 @@ def test_work_that_is_given_back_goes_to_the_next_poll_and_costs_no_lease(addres
     tell(story, address, settings)
 
 
-def test_a_refusal_names_the_state(address: str, settings: Settings) -> None:
+def test_a_rejected_request_names_the_state(address: str, settings: Settings) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         await watched(executor, execution())
         work = await client.poll()

@@ -1,4 +1,4 @@
-"""Work that somebody has pulled, in a Redis that was emptied, or came back with an older state."""
+"""Pulled work after Redis was emptied or came back with an older state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAME = f"task-{UUID(int=7)}-1"
 
 @pytest.fixture
 def open_task(settings: Settings) -> Iterator[None]:
-    """Have Postgres know that the execution NAME is under way."""
+    """Insert the running execution NAME into Postgres."""
     engine = engine_for(settings.database_url, autocommit=True)
     record = encode_record(Record(name=NAME, attempt=1, failures=0, since=0.0, external_id=NAME))
     with engine.connect() as connection:
@@ -49,16 +49,16 @@ def is_emptied(redis: Redis) -> None:
 
 
 def is_back_with_what_it_had(redis: Redis) -> None:
-    """Have Redis forget the last second, in which the work was taken."""
+    """Make Redis forget the last second, in which the work was leased."""
     redis.hset(KEYS.pull(NAME), mapping={"s": "waiting", "n": 0})
     redis.hdel(KEYS.pull(NAME), "q", "w")
     redis.zadd(KEYS.pull_waiting("sum"), {NAME: 1})
-    redis.set(KEYS.server, "another-life")  # which no leader has noticed yet
+    redis.set(KEYS.server, "another-life")  # not noticed by a leader yet
 
 
 @pytest.mark.parametrize("happens", [is_emptied, is_back_with_what_it_had])
 @pytest.mark.usefixtures("open_task")
-def test_what_redis_has_lost_stays_with_its_holder(
+def test_work_that_redis_lost_stays_with_its_worker(
     address: str, settings: Settings, redis: Redis, happens: Callable[[Redis], None]
 ) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
@@ -69,7 +69,7 @@ def test_what_redis_has_lost_stays_with_its_holder(
         unknown = await client.beat(work)
         assert (unknown.status_code, "retry the request" in unknown.json()["detail"]) == (503, True), unknown.text
         assert unknown.headers["Retry-After"]
-        completing = asyncio.create_task(client.complete(work, result=1))  # which waits until it is known again
+        completing = asyncio.create_task(client.complete(work, result=1))  # waits until the work is known again
         begin(redis, "1-2-b")
         heard = Heard()
         assert await executor.watch(execution(NAME), NAME, heard) == Finished(1)
@@ -80,7 +80,7 @@ def test_what_redis_has_lost_stays_with_its_holder(
     tell(story, address, settings)
 
 
-def test_what_nobody_has_when_redis_is_empty_waits_one_lease(address: str, settings: Settings, redis: Redis) -> None:
+def test_work_without_a_heartbeat_after_a_wipe_waits_one_lease(address: str, settings: Settings, redis: Redis) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         work = execution(lease=1)
         watching = await watched(executor, work)
@@ -95,9 +95,7 @@ def test_what_nobody_has_when_redis_is_empty_waits_one_lease(address: str, setti
     tell(story, address, settings)
 
 
-def test_a_heartbeat_takes_its_lease_over_when_redis_was_emptied(
-    address: str, settings: Settings, redis: Redis
-) -> None:
+def test_a_heartbeat_restores_its_lease_after_redis_was_emptied(address: str, settings: Settings, redis: Redis) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         watching = await watched(executor, execution(max_leases=1))
         work = await client.poll()
@@ -113,10 +111,10 @@ def test_a_heartbeat_takes_its_lease_over_when_redis_was_emptied(
     tell(story, address, settings)
 
 
-def test_what_another_watcher_has_offered_again_is_not_released(address: str, settings: Settings) -> None:
+def test_reoffered_work_is_not_released_by_an_earlier_watcher(address: str, settings: Settings) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         await offered(executor, execution())
-        await executor.release(execution(), "e-1")  # by one whose report came too late to count
+        await executor.release(execution(), "e-1")  # by a watcher whose report came too late to count
         work = await client.poll(wait=0)
         await executor.release(execution(), "e-1")
         assert (await client.beat(work)).status_code == 200
@@ -125,7 +123,7 @@ def test_what_another_watcher_has_offered_again_is_not_released(address: str, se
 
 
 @pytest.mark.usefixtures("open_task")
-def test_what_redis_does_not_know_is_refused_by_what_postgres_knows(
+def test_work_unknown_to_redis_is_rejected_by_its_state_in_postgres(
     address: str, settings: Settings, redis: Redis
 ) -> None:
     async def story(_: PullExecutor, client: Client) -> None:

@@ -1,4 +1,4 @@
-"""Tasks that a Ray cluster runs as jobs: a real one, of one node."""
+"""Tasks that run as jobs on a real Ray cluster of one node."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def execution(function: str, *arguments: Any, **options: Any) -> Execution:
     return executing.execution(Ray(**{"function": f"ray_jobs:{function}", **options}), *arguments)
 
 
-def test_a_function_runs_once_and_is_forgotten_there(cluster: RayCluster) -> None:
+def test_a_function_runs_once_and_its_job_is_deleted(cluster: RayCluster) -> None:
     asked, heard = execution("double", 4), Heard()
 
     async def steps(executor: RayExecutor) -> Outcome:
@@ -53,7 +53,7 @@ def test_a_function_runs_once_and_is_forgotten_there(cluster: RayCluster) -> Non
         assert set(names) == {asked.name}
         outcome = await executor.watch(asked, asked.name, heard)
         with pytest.raises(Gone):
-            while True:  # Ray may write down once more that it is over
+            while True:  # Ray may store the end once more
                 await executor.release(asked, asked.name)
                 await executor.watch(asked, asked.name, Heard())
         return outcome
@@ -72,7 +72,7 @@ def test_the_example_of_the_guide_runs(cluster: RayCluster) -> None:
     assert run(replace(execution("double"), options=options, input=input)) == Finished(3)
 
 
-def test_many_are_seen_in_one_list(cluster: RayCluster) -> None:
+def test_many_jobs_are_watched_together(cluster: RayCluster) -> None:
     asked = [execution("double_later", number) for number in range(10)]
 
     async def steps(executor: RayExecutor) -> list[Outcome]:
@@ -83,7 +83,7 @@ def test_many_are_seen_in_one_list(cluster: RayCluster) -> None:
     assert drive(steps) == [Finished(2 * number) for number in range(10)]
 
 
-def test_failures_have_the_type_text_and_traceback_of_the_other_side(cluster: RayCluster) -> None:
+def test_failures_contain_the_remote_type_message_and_traceback(cluster: RayCluster) -> None:
     failed, unreadable = run(execution("fail", "no")), run(execution("odd"))
 
     assert isinstance(failed, Broken)
@@ -93,7 +93,7 @@ def test_failures_have_the_type_text_and_traceback_of_the_other_side(cluster: Ra
     assert (unreadable.kind, unreadable.retryable) == ("UnreadableOutput", False)
 
 
-def test_a_function_that_ends_without_a_word_has_failed(cluster: RayCluster) -> None:
+def test_a_function_that_exits_without_a_result_has_failed(cluster: RayCluster) -> None:
     vanished = run(execution("vanish"))
 
     assert isinstance(vanished, Broken)
@@ -101,7 +101,7 @@ def test_a_function_that_ends_without_a_word_has_failed(cluster: RayCluster) -> 
     assert "exit code 7" in vanished.message
 
 
-def test_another_watcher_finds_it_when_the_first_is_gone(cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_second_watcher_finds_the_job_of_the_first(cluster: RayCluster, tmp_path: Path) -> None:
     asked = execution("hold", str(tmp_path))
 
     async def first(executor: RayExecutor) -> None:
@@ -118,7 +118,7 @@ def test_another_watcher_finds_it_when_the_first_is_gone(cluster: RayCluster, tm
     assert len(ran(tmp_path)) == 1
 
 
-def test_a_job_that_runs_is_stopped(cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_cancel_stops_a_running_job(cluster: RayCluster, tmp_path: Path) -> None:
     asked = execution("hold", str(tmp_path))
 
     async def steps(executor: RayExecutor) -> None:
@@ -135,7 +135,7 @@ def test_a_job_that_runs_is_stopped(cluster: RayCluster, tmp_path: Path) -> None
     assert len(ran(tmp_path)) == 1
 
 
-def test_a_killed_process_is_a_failure_that_another_try_may_heal(cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_killed_process_is_a_retryable_failure(cluster: RayCluster, tmp_path: Path) -> None:
     asked = execution("hold", str(tmp_path))
 
     async def steps(executor: RayExecutor) -> Outcome:
@@ -149,7 +149,7 @@ def test_a_killed_process_is_a_failure_that_another_try_may_heal(cluster: RayClu
     assert killed.retryable
 
 
-def test_a_cluster_that_is_away_is_unreachable_and_its_jobs_go_on(cluster: RayCluster, tmp_path: Path) -> None:
+def test_an_unreachable_cluster_keeps_running_its_jobs(cluster: RayCluster, tmp_path: Path) -> None:
     asked = execution("hold", str(tmp_path))
 
     async def steps(executor: RayExecutor) -> Outcome:
@@ -170,7 +170,7 @@ def test_a_cluster_that_is_away_is_unreachable_and_its_jobs_go_on(cluster: RayCl
     assert len(ran(tmp_path)) == 1
 
 
-def test_a_head_that_was_restarted_has_forgotten_everything(cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_restarted_head_has_forgotten_its_jobs(cluster: RayCluster, tmp_path: Path) -> None:
     asked = execution("hold", str(tmp_path))
 
     async def begin(executor: RayExecutor) -> None:
@@ -187,19 +187,19 @@ def test_a_head_that_was_restarted_has_forgotten_everything(cluster: RayCluster,
     drive(ask)
 
 
-def test_a_worker_that_does_not_know_the_cluster_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_cluster_address_names_the_variable_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
     with pytest.raises(Unequipped, match="RAY_API_SERVER_ADDRESS"):
         run(execution("double", 1))
 
 
-def test_more_input_than_a_variable_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_input_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:1")
     with pytest.raises(GiveUp, match="100,000"):
         run(execution("double", "x" * MAX_INPUT))
 
 
-def test_the_last_word_of_a_log_counts() -> None:
+def test_the_result_is_read_from_the_log_by_execution_name() -> None:
     text = 'one\norchestrator-end other {"output": 1}\norchestrator-end mine {"output": 2}\nafter\n'
     assert split_log(text, "mine") == (["one", 'orchestrator-end other {"output": 1}'], {"output": 2})
     assert split_log("one\norchestrator-end mine {broken\n", "mine")[1] is None
@@ -217,6 +217,6 @@ def test_the_last_word_of_a_log_counts() -> None:
         ({"runtime_env": {"env_vars": {"LEVEL": 3}}}, "runtime_env"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, Any], option: str) -> None:
+def test_invalid_options_are_reported(options: dict[str, Any], option: str) -> None:
     [(name, _)] = Ray(**{"function": "jobs:double", **options}).problems()
     assert name == option

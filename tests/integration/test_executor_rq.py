@@ -1,4 +1,4 @@
-"""Tasks that an existing RQ fleet runs, with real workers of RQ."""
+"""Tasks that run on an existing RQ fleet, with real RQ workers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rq_worker(url: str, *more: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture(scope="module")
 def fleet(redis_url: str) -> Iterator[str]:
-    """One worker of RQ."""
+    """The Redis URL of a running RQ worker."""
     with rq_worker(redis_url):
         yield redis_url
 
@@ -65,7 +65,7 @@ def execution(function: str, *arguments: Any, url: str, timeout: float | None = 
 
 
 @pytest.mark.parametrize("serializer", ["pickle", "json"])
-def test_a_job_is_run_once_however_often_it_is_submitted(redis_url: str, tmp_path: Path, serializer: str) -> None:
+def test_a_job_submitted_repeatedly_runs_once(redis_url: str, tmp_path: Path, serializer: str) -> None:
     asked = execution("double", 4, url=redis_url, serializer=serializer, queue=serializer)
 
     async def steps(executor: RqExecutor) -> Outcome:
@@ -92,7 +92,7 @@ def test_a_job_is_run_once_however_often_it_is_submitted(redis_url: str, tmp_pat
     assert drive(steps) == Finished({"doubled": 8})
 
 
-def test_a_failure_has_the_type_text_and_traceback_of_the_other_side(fleet: str) -> None:
+def test_a_failure_contains_the_remote_type_message_and_traceback(fleet: str) -> None:
     outcome = run(execution("fail", "no: such\nthing", url=fleet))
 
     assert isinstance(outcome, Broken)
@@ -100,7 +100,7 @@ def test_a_failure_has_the_type_text_and_traceback_of_the_other_side(fleet: str)
     assert "rq_jobs.py" in outcome.detail
 
 
-def test_a_result_that_is_no_plain_data_is_not_unpickled(fleet: str) -> None:
+def test_a_result_beyond_plain_data_is_not_unpickled(fleet: str) -> None:
     outcome = run(execution("odd", url=fleet))
 
     assert isinstance(outcome, Broken)
@@ -109,7 +109,7 @@ def test_a_result_that_is_no_plain_data_is_not_unpickled(fleet: str) -> None:
 
 
 @pytest.mark.parametrize(("function", "number"), [("talk", 20), ("talk", 3), ("talk_later", 4)])
-def test_what_a_job_prints_is_told_where_that_is_wanted(fleet: str, function: str, number: int) -> None:
+def test_printed_lines_are_logged_if_requested(fleet: str, function: str, number: int) -> None:
     heard = Heard()
     outcome = run(execution(function, number, url=fleet, prints=True), heard)
 
@@ -121,11 +121,11 @@ def test_what_a_job_prints_is_told_where_that_is_wanted(fleet: str, function: st
         assert outcome == Finished(number)
 
 
-def test_a_large_result_comes_whole(fleet: str) -> None:
+def test_a_large_result_arrives_complete(fleet: str) -> None:
     assert run(execution("large", 5_000_000, url=fleet)) == Finished("x" * 5_000_000)
 
 
-def test_a_job_shows_its_progress_and_is_found_by_another_watcher(fleet: str, tmp_path: Path) -> None:
+def test_a_job_reports_progress_to_successive_watchers(fleet: str, tmp_path: Path) -> None:
     asked, heard = execution("tell", str(tmp_path), url=fleet), Heard()
 
     async def first(executor: RqExecutor) -> None:
@@ -145,7 +145,7 @@ def test_a_job_shows_its_progress_and_is_found_by_another_watcher(fleet: str, tm
     assert (tmp_path / "ran").read_text() == "x"
 
 
-def test_a_job_is_stopped_where_it_runs(fleet: str, tmp_path: Path) -> None:
+def test_a_cancel_stops_a_running_job(fleet: str, tmp_path: Path) -> None:
     asked = execution("hold", str(tmp_path), url=fleet)
 
     async def steps(executor: RqExecutor) -> Outcome:
@@ -163,8 +163,8 @@ def test_a_job_is_stopped_where_it_runs(fleet: str, tmp_path: Path) -> None:
     assert (outcome.kind, outcome.retryable) == ("JobStopped", False)
 
 
-def test_a_worker_is_told_once_to_stop_a_job_and_only_while_it_has_it(redis_url: str) -> None:
-    """RQ kills what its worker runs when it has read the command: by then that may be another job."""
+def test_a_worker_gets_one_stop_command_while_it_has_the_job(redis_url: str) -> None:
+    """On a stop command, RQ kills the worker's current job, which may be another job by then."""
     asked, redis = execution("double", 1, url=redis_url, queue="nobody"), Redis.from_url(redis_url)
     told = redis.pubsub()  # type: ignore[no-untyped-call]
     told.subscribe("rq:pubsub:w1")
@@ -204,7 +204,7 @@ def test_a_worker_is_told_once_to_stop_a_job_and_only_while_it_has_it(redis_url:
         redis.close()
 
 
-def test_a_job_that_waits_is_taken_out_of_its_queue(redis_url: str) -> None:
+def test_a_cancel_removes_a_waiting_job_from_its_queue(redis_url: str) -> None:
     asked = execution("double", 1, url=redis_url, queue="unserved")
 
     async def steps(executor: RqExecutor) -> list[str]:
@@ -219,7 +219,7 @@ def test_a_job_that_waits_is_taken_out_of_its_queue(redis_url: str) -> None:
     assert drive(steps) == []
 
 
-def test_a_killed_work_horse_is_a_failure_that_may_be_tried_again(fleet: str, tmp_path: Path) -> None:
+def test_a_killed_work_horse_is_a_retryable_failure(fleet: str, tmp_path: Path) -> None:
     asked = execution("hold", str(tmp_path), url=fleet)
 
     async def steps(executor: RqExecutor) -> Outcome:
@@ -234,7 +234,7 @@ def test_a_killed_work_horse_is_a_failure_that_may_be_tried_again(fleet: str, tm
     assert "signal 9" in outcome.message
 
 
-def test_the_job_of_a_killed_worker_is_lost_when_its_claim_runs_out(redis_url: str, tmp_path: Path) -> None:
+def test_the_job_of_a_killed_worker_is_lost_when_its_claim_expires(redis_url: str, tmp_path: Path) -> None:
     asked = execution("hold", str(tmp_path), url=redis_url, queue="doomed")
 
     async def steps(executor: RqExecutor) -> Outcome:
@@ -245,7 +245,7 @@ def test_the_job_of_a_killed_worker_is_lost_when_its_claim_runs_out(redis_url: s
             os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
         redis = Redis.from_url(redis_url)
-        if Job.fetch(name, connection=redis).is_started:  # the claim is for a minute and a half, which passes here
+        if Job.fetch(name, connection=redis).is_started:  # expire the claim, which lasts a minute and a half
             claims: Any = redis.zrange("rq:wip:doomed", 0, -1)
             redis.zadd("rq:wip:doomed", dict.fromkeys(claims, 1))
         redis.close()
@@ -257,7 +257,7 @@ def test_the_job_of_a_killed_worker_is_lost_when_its_claim_runs_out(redis_url: s
     assert outcome.kind == "WorkerLost"
 
 
-def test_a_job_that_somebody_has_deleted_is_gone(redis_url: str) -> None:
+def test_a_deleted_job_raises_gone(redis_url: str) -> None:
     asked = execution("double", 1, url=redis_url, queue="unserved")
 
     async def steps(executor: RqExecutor) -> None:
@@ -271,7 +271,7 @@ def test_a_job_that_somebody_has_deleted_is_gone(redis_url: str) -> None:
     drive(steps)
 
 
-def test_a_redis_that_is_away_is_said_to_be_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_redis_is_reported_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEET", "redis://:hunter2@127.0.0.1:1/0")
     asked = execution("double", 1, url="", url_variable="FLEET")
 
@@ -283,7 +283,7 @@ def test_a_redis_that_is_away_is_said_to_be_without_its_password(monkeypatch: py
     drive(steps)
 
 
-def test_a_worker_that_does_not_know_the_fleet_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_redis_url_names_the_variable_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RQ_REDIS_URL", raising=False)
 
     async def steps(executor: RqExecutor) -> None:
@@ -293,7 +293,7 @@ def test_a_worker_that_does_not_know_the_fleet_says_what_to_set(monkeypatch: pyt
     drive(steps)
 
 
-def test_hundreds_are_watched_over_a_few_connections(redis_url: str) -> None:
+def test_hundreds_of_jobs_are_watched_over_few_connections(redis_url: str) -> None:
     some = [execution("double", 1, url=redis_url, queue="unserved") for _ in range(500)]
     redis = Redis.from_url(redis_url)
     before = redis.info("clients")["connected_clients"]
@@ -336,7 +336,7 @@ def test_the_example_of_the_guide_runs(redis_url: str, monkeypatch: pytest.Monke
         ({"function": "jobs:double", "result_ttl": 1.0}, "result_ttl", "60 seconds"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, Any], option: str, said: str) -> None:
+def test_invalid_options_are_reported(options: dict[str, Any], option: str, said: str) -> None:
     [(name, text)] = Rq(**options).problems()
 
     assert name == option

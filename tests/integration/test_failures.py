@@ -1,4 +1,4 @@
-"""Attempts that fail: tried again, given back, given up."""
+"""Failed attempts: retried, returned or final."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.domain.tasks.task import Dispatch, Returned
 from tests.integration.stage import System
 
 
-def test_a_failure_is_tried_again_after_its_backoff(system: System) -> None:
+def test_a_failed_attempt_is_retried_after_its_backoff(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch(retries=Retry(max=3, base=300, jitter=0))
     worker.fail(*worker.take())
@@ -34,7 +34,7 @@ def test_a_failure_is_tried_again_after_its_backoff(system: System) -> None:
     assert system.row(handle)["wake_at"] - second["ended_at"] == timedelta(seconds=600)
 
 
-def test_a_task_fails_when_its_tries_are_used_up(system: System) -> None:
+def test_a_task_fails_when_its_retries_are_exhausted(system: System) -> None:
     worker = system.worker()
     handle = system.job.options(retries=Retry(max=2, base=0.001, jitter=0)).enqueue()
     system.pass_seconds()
@@ -54,7 +54,7 @@ def test_a_task_fails_when_its_tries_are_used_up(system: System) -> None:
     assert worker.take() == []
 
 
-def test_what_no_retry_can_mend_fails_at_once(system: System) -> None:
+def test_an_unretryable_error_fails_the_task_at_once(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch(retries=5)
     worker.fail(*worker.take(), retryable=False)
@@ -62,7 +62,7 @@ def test_what_no_retry_can_mend_fails_at_once(system: System) -> None:
     assert handle.status() == "failed"
 
 
-def test_what_is_given_back_costs_no_try(system: System) -> None:
+def test_a_returned_task_uses_up_no_retry(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
     for attempt in range(1, 6):

@@ -1,4 +1,4 @@
-"""Each approval of a flow is decided once, by whichever call, key or route the decisions come, and however many."""
+"""Each approval of a flow is decided once, for any number of concurrent decisions by any call, key or route."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def post(address: str, path: str, body: Any) -> None:
             raise WrongState(json.load(error)["detail"]) from None
 
 
-def roads(run: FlowHandle, address: str, node: str, key: str) -> list[tuple[str, Callable[[], None]]]:
-    """Return what each of twenty people does, and what that decides."""
+def decision_calls(run: FlowHandle, address: str, node: str, key: str) -> list[tuple[str, Callable[[], None]]]:
+    """Return twenty decisions, each with the call that makes it."""
     route, signals = f"/api/v1/runs/{run.id}", f"/api/v1/runs/{run.id}/flow/signals/{key.replace('/', '%2F')}"
     task = {"task_id": run.id, "key": key}
     return [
@@ -85,18 +85,18 @@ def roads(run: FlowHandle, address: str, node: str, key: str) -> list[tuple[str,
 
 @pytest.mark.long
 @pytest.mark.parametrize("time", range(100))
-def test_of_twenty_who_decide_at_once_one_decides_each_time(stage: Stage, time: int) -> None:
-    test_of_twenty_who_decide_at_once_by_every_road_one_decides(stage, BELOW if time % 2 else ASK)
+def test_one_of_twenty_concurrent_decisions_wins_each_time(stage: Stage, time: int) -> None:
+    test_one_of_twenty_concurrent_decisions_by_every_route_wins(stage, BELOW if time % 2 else ASK)
 
 
 @pytest.mark.parametrize("flow", [ASK, BELOW], ids=["alone", "in a subflow"])
-def test_of_twenty_who_decide_at_once_by_every_road_one_decides(stage: Stage, flow: dict[str, Any]) -> None:
+def test_one_of_twenty_concurrent_decisions_by_every_route_wins(stage: Stage, flow: dict[str, Any]) -> None:
     flows, above = stage.system.app.flows, "legal/" if flow is BELOW else ""
     flows.publish("many", flow)
     with serving(stage.system.settings) as address:
         run = flows["many"].start()
         stage.run(run, 2)
-        people = roads(run, address, f"{above}ask", f"{above}review.ok")
+        people = decision_calls(run, address, f"{above}ask", f"{above}review.ok")
         start, decided, refused = threading.Barrier(len(people)), list[str](), list[str]()
 
         def decide(what: str, act: Callable[[], None]) -> None:
@@ -122,7 +122,7 @@ def test_of_twenty_who_decide_at_once_by_every_road_one_decides(stage: Stage, fl
         stage.run(run, 2)
         standing = (run.cursor(), run.shared())
         assert run.cursor() == above + ("yes" if said == "approved" else "no")
-        for _, act in roads(run, address, f"{above}ask", f"{above}review.ok"):  # and what is decided stays so
+        for _, act in decision_calls(run, address, f"{above}ask", f"{above}review.ok"):  # the decision is final
             with pytest.raises(WrongState):
                 act()
         stage.run(run, 2)
@@ -135,7 +135,7 @@ def test_of_twenty_who_decide_at_once_by_every_road_one_decides(stage: Stage, fl
     assert (visit["action"], told) == (said, [(said, said, f"{above}ask")])
 
 
-def test_no_signal_writes_over_a_decision_nor_withdraws_it(stage: Stage) -> None:
+def test_signals_neither_overwrite_nor_withdraw_a_decision(stage: Stage) -> None:
     flows = stage.system.app.flows
     flows.publish("ask", ASK)
     run = flows["ask"].start()
@@ -159,7 +159,7 @@ def test_no_signal_writes_over_a_decision_nor_withdraws_it(stage: Stage) -> None
         run.reject()
 
 
-def test_with_data_keys_only_the_audit_log_has_the_why_in_clear(
+def test_with_data_keys_only_the_audit_log_stores_plain_reasons(
     engine: Engine, database_url: str, redis_url: str
 ) -> None:
     """As the table in docs/security.md says."""
@@ -173,19 +173,21 @@ def test_with_data_keys_only_the_audit_log_has_the_why_in_clear(
         run.approve(why="xyzzy-why")
         tables = [row["table_name"] for row in system.sql(TABLES)]
 
-        def found(word: str) -> set[str]:
+        def tables_with(word: str) -> set[str]:
             count = "SELECT count(*) AS n FROM orchestrator.{} t WHERE t::text LIKE :plain OR t::text LIKE :hex"
             words = {"plain": f"%{word}%", "hex": f"%{word.encode().hex()}%"}
             return {table for table in tables if system.sql(count.format(table), **words)[0]["n"]}
 
-        assert (found("xyzzy-why"), found("xyzzy-value")) == ({"audit"}, set()), "while the leader has not seen them"
+        assert (tables_with("xyzzy-why"), tables_with("xyzzy-value")) == ({"audit"}, set()), (
+            "while the leader has not seen them"
+        )
         stage.run(run, 2)
         assert run.cursor() == "yes"
-        assert (found("xyzzy-why"), found("xyzzy-value")) == ({"audit"}, set())
+        assert (tables_with("xyzzy-why"), tables_with("xyzzy-value")) == ({"audit"}, set())
     assert "the audit log, with the `why` of decisions" in GUIDE.read_text(encoding="utf-8")
 
 
-def test_a_decision_that_the_run_has_not_been_told_yet_counts(stage: Stage) -> None:
+def test_a_decision_not_yet_applied_to_the_run_counts(stage: Stage) -> None:
     flows = stage.system.app.flows
     flows.publish("ask", ASK)
     run = flows["ask"].start()
@@ -197,7 +199,7 @@ def test_a_decision_that_the_run_has_not_been_told_yet_counts(stage: Stage) -> N
         run.signal("review.ok", "no")
 
 
-def test_a_run_that_is_to_be_cancelled_takes_no_decision_and_no_signal(stage: Stage) -> None:
+def test_a_run_being_cancelled_rejects_decisions_and_signals(stage: Stage) -> None:
     flows = stage.system.app.flows
     flows.publish("ask", ASK)
     run = flows["ask"].start()
@@ -211,7 +213,7 @@ def test_a_run_that_is_to_be_cancelled_takes_no_decision_and_no_signal(stage: St
     assert run.status() == "cancelled"
 
 
-def test_a_run_that_a_decision_ends_keeps_its_end_although_a_cancel_was_accepted(stage: Stage) -> None:
+def test_a_run_ended_by_a_decision_ignores_a_later_cancel(stage: Stage) -> None:
     flows = stage.system.app.flows
     flows.publish("last", {"start": "ask", "nodes": {"ask": {"kind": "approval"}}})
     run = flows["last"].start()

@@ -1,4 +1,4 @@
-"""What a handle of a run of a flow can do, beside what every run can; and pages of a run that was retried."""
+"""Handles of flow runs: their own and the common methods; and the page of a retried run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def _first(run: FlowHandle) -> Any:
     return [one async for one in run.aiter_results(0)]
 
 
-def test_a_flow_has_no_list_of_results(run: FlowHandle) -> None:
+def test_a_flow_run_has_no_list_of_results(run: FlowHandle) -> None:
     ways: dict[str, Callable[[], Any]] = {
         "results": lambda: run.results(0),
         "with exceptions": lambda: run.results(0, return_exceptions=True),
@@ -64,7 +64,7 @@ def test_a_flow_has_no_list_of_results(run: FlowHandle) -> None:
         assert "Use result()" in str(refused.value), name
 
 
-def test_what_every_run_can_a_flow_can(system: System, run: FlowHandle) -> None:
+def test_a_flow_run_supports_the_common_run_methods(system: System, run: FlowHandle) -> None:
     assert (run.status(), run.progress().counters.open, run.logs()) == ("running", 1, [])
     run.approve()
     system.pass_seconds(2)
@@ -76,7 +76,7 @@ def test_what_every_run_can_a_flow_can(system: System, run: FlowHandle) -> None:
         run.retry()
 
 
-def test_a_flow_is_started_over_with_what_it_was_given(system: System, run: FlowHandle) -> None:
+def test_a_flow_rerun_keeps_its_parameters_version_and_tags(system: System, run: FlowHandle) -> None:
     run.reject()
     system.pass_seconds(2)
     system.app.flows.publish("ask", {**ASK, "description": "another version"})
@@ -98,14 +98,14 @@ def test_a_flow_is_started_over_with_what_it_was_given(system: System, run: Flow
 
 
 @pytest.mark.parametrize("way", ["database", "http"], scope="module")
-def test_who_watches_a_flow_hears_of_each_node_and_of_its_end(
+def test_watching_a_flow_prints_each_node_and_the_end(
     system: System,
     in_empty_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    del in_empty_folder  # in which the command finds the servers of the tests
-    monkeypatch.setattr(commands, "_POLL_INTERVAL", 90.0)  # it is told in time, or the test fails
+    del in_empty_folder  # there the command finds the test servers
+    monkeypatch.setattr(commands, "_POLL_INTERVAL", 90.0)  # without notifications, the test would time out
     nodes = {"ask": {"kind": "approval"}, "then": {"kind": "approval"}}
     edges = [{"from": "ask", "action": "approved", "to": "then"}]
     system.app.flows.publish("two", {"start": "ask", "nodes": nodes, "edges": edges})
@@ -113,7 +113,7 @@ def test_who_watches_a_flow_hears_of_each_node_and_of_its_end(
     system.pass_seconds(2)
     out = err = ""
 
-    def is_told(text: str) -> bool:
+    def is_printed(text: str) -> bool:
         nonlocal out, err
         system.pass_seconds()
         more = capsys.readouterr()
@@ -122,18 +122,18 @@ def test_who_watches_a_flow_hears_of_each_node_and_of_its_end(
 
     with ThreadPoolExecutor(1) as threads:
         watching = threads.submit(commands._follow, UUID(run.id))
-        eventually(lambda: is_told("ask waits for a signal 'ask'"), "it waits", 60)
+        eventually(lambda: is_printed("ask waits for a signal 'ask'"), "it waits", 60)
         run.approve()
-        eventually(lambda: is_told("ask  success → approved"), "the first has ended", 60)
-        eventually(lambda: is_told("then waits for a signal 'then'"), "it waits again", 60)
+        eventually(lambda: is_printed("ask  success → approved"), "the first has ended", 60)
+        eventually(lambda: is_printed("then waits for a signal 'then'"), "it waits again", 60)
         run.approve()
-        eventually(lambda: is_told("then  success → approved"), "the second has ended", 60)
+        eventually(lambda: is_printed("then  success → approved"), "the second has ended", 60)
         assert watching.result(60) == 0
-    is_told("")
+    is_printed("")
     assert err.endswith("success\n")
 
 
-def test_the_page_of_a_run_that_was_retried_shows_its_last_visits(system: System) -> None:
+def test_the_page_of_a_retried_run_shows_its_latest_visits(system: System) -> None:
     case = {"action": "out", "expr": {"eq": ["$shared.never", True]}}
     node = {"kind": "choice", "choice_cases": [case], "default_action": "again"}
     edges = [{"from": "turn", "action": "again", "to": "turn"}, {"from": "turn", "action": "out", "to": ""}]

@@ -1,4 +1,4 @@
-"""Schedules that start flows, in all the ways in which they are set."""
+"""Schedules that start flows, however they are set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.sdk.flow.builder import FlowGraph
 from tests.integration.stage import System
 
 DAY = 86_400.0
-"""Schedules here fire at midnight, so that no fire comes by itself while a test runs."""
+"""Seconds in a day. Schedules here fire at midnight, so that none fires on its own during a test."""
 ASK: dict[str, Any] = {"start": "ask", "nodes": {"ask": {"kind": "approval"}}}
 
 
@@ -43,7 +43,7 @@ def approve_all(system: System) -> None:
     system.pass_seconds(2)
 
 
-def test_each_fire_starts_a_run_of_the_version_that_is_published_then(system: System) -> None:
+def test_each_fire_starts_the_version_published_at_that_time(system: System) -> None:
     params = {"due": "${run.fire_time}", "number": 7}
     system.app.schedules.set("ask", every="24h", params=params)
     system.app.schedules.set("ask", "fixed", every="24h", version=1)
@@ -66,7 +66,7 @@ def test_each_fire_starts_a_run_of_the_version_that_is_published_then(system: Sy
     assert system.app.schedules["ask/fixed"].status().flow_version == 1
 
 
-def test_what_cannot_be_scheduled_is_refused(system: System) -> None:
+def test_invalid_schedules_of_flows_are_rejected(system: System) -> None:
     @system.app.workflow(name="by-code")
     async def by_code(ctx: WorkflowContext) -> None: ...
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_scheduled_is_refused(system: System) -> None:
     assert system.count("schedules") == 0
 
 
-# -- files
+# -- schedules in files
 
 
 def test_a_flow_may_have_a_schedule_in_its_file(system: System, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_flow_may_have_a_schedule_in_its_file(system: System, tmp_path: Path) 
     assert [run["workflow"] for run in runs(system)] == ["daily"]
 
     file.write_text(body + "schedule: {every: 48h}\n")
-    assert system.app.flows.publish("daily", file) == 1  # it is no part of the version
+    assert system.app.flows.publish("daily", file) == 1  # the schedule is not part of the version
     assert system.app.schedules["daily"].status().schedule.every == 2 * DAY
     (row,) = system.sql("SELECT definition FROM orchestrator.flows WHERE name = 'daily'")
     assert "schedule" not in row["definition"]
@@ -108,7 +108,7 @@ def test_a_flow_may_have_a_schedule_in_its_file(system: System, tmp_path: Path) 
     assert "daily/default" not in system.app.schedules.names()
 
 
-def test_a_flow_built_in_python_may_have_one(system: System) -> None:
+def test_a_flow_built_in_python_may_have_a_schedule(system: System) -> None:
     graph = FlowGraph(start="ask", schedule={"cron": "0 3 * * *"}).approval("ask")
     system.app.flows.publish("built", graph)
     assert system.app.schedules["built"].status().schedule.cron == "0 3 * * *"
@@ -126,7 +126,7 @@ def test_a_flow_built_in_python_may_have_one(system: System) -> None:
         ("shedule: {every: 24h}", "daily.yaml:3: A flow has no 'shedule'. Did you mean 'schedule'?"),
     ],
 )
-def test_a_schedule_that_makes_no_sense_is_told_with_its_line(
+def test_an_invalid_schedule_is_reported_with_its_line(
     system: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, told: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -136,10 +136,7 @@ def test_a_schedule_that_makes_no_sense_is_told_with_its_line(
     assert told in str(refused.value)
 
 
-def test_only_a_flow_of_its_own_has_a_schedule(system: System) -> None:
+def test_a_nested_flow_cannot_have_a_schedule(system: System) -> None:
     inner = {**ASK, "schedule": {"every": "24h"}}
     with pytest.raises(InvalidWorkflow, match="A flow has no 'schedule'"):
         system.app.flows.publish("outer", {"start": "in", "nodes": {"in": {"kind": "subflow", "subflow": inner}}})
-
-
-# -- the other doors

@@ -1,4 +1,4 @@
-"""Runs of flow graphs on a real Postgres and Redis: every kind of node, and whatever may come between."""
+"""Runs of flow graphs on a real Postgres and Redis: every kind of node, failures, signals and limits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def executor(service: str = "transform", **fields: object) -> dict[str, object]:
     return {"kind": "executor", "exec_type": "local_func", "service": service, **fields}
 
 
-def test_a_run_goes_through_every_kind_of_node(stage: Stage) -> None:
+def test_a_run_visits_every_kind_of_node(stage: Stage) -> None:
     flows = stage.system.app.flows
     assert flows.publish("every", EVERY_KIND) == 1
     run = flows["every"].start(val=10)
@@ -76,7 +76,7 @@ def _raw(identifier: str) -> bytes:
     return UUID(identifier).bytes
 
 
-def test_a_node_is_tried_four_times_with_three_retries_and_each_attempt_is_kept(stage: Stage) -> None:
+def test_a_node_with_three_retries_has_four_recorded_attempts(stage: Stage) -> None:
     flows = stage.system.app.flows
     flows.publish("flaky", {"start": "a", "nodes": {"a": executor("flaky", max_retries=3, post={"output_key": "x"})}})
     stage.failures = 3
@@ -97,7 +97,7 @@ def test_a_node_is_tried_four_times_with_three_retries_and_each_attempt_is_kept(
         run.result()
 
 
-def test_a_failed_run_goes_on_from_its_failed_node_when_a_person_retries_it(stage: Stage) -> None:
+def test_a_manual_retry_resumes_a_run_at_its_failed_node(stage: Stage) -> None:
     flows = stage.system.app.flows
     nodes = {
         "a": executor(params={"mul": 2}, prep={"input_key": "$params.val"}, post={"output_key": "a"}),
@@ -109,7 +109,7 @@ def test_a_failed_run_goes_on_from_its_failed_node_when_a_person_retries_it(stag
     assert stage.run(run) == "failed"
     (failed,) = stage.system.sql("SELECT id FROM orchestrator.ended_tasks WHERE name = 'flaky'")
     with pytest.raises(WrongState, match=f"Cannot retry task .* by itself: .* orchestrator runs retry {run.id}"):
-        stage.system.app.handle(failed["id"]).retry()  # which was accepted, and did nothing
+        stage.system.app.handle(failed["id"]).retry()  # formerly accepted without effect
     run.retry()
     assert stage.run(run) == "success"
     assert run.result() == {"a": 2, "b": "worked"}
@@ -118,7 +118,7 @@ def test_a_failed_run_goes_on_from_its_failed_node_when_a_person_retries_it(stag
     assert dict(row) == {"total": 4, "open": 0, "success": 3, "failed": 1}
 
 
-def test_the_branches_that_still_run_are_cancelled_when_one_fails(stage: Stage) -> None:
+def test_running_branches_are_cancelled_when_one_fails(stage: Stage) -> None:
     flows = stage.system.app.flows
     node = {
         "kind": "parallel",
@@ -162,7 +162,7 @@ def test_failure_strategies_work_in_both_modes(stage: Stage, mode: str, strategy
         assert called == (["bad"] if (mode, strategy) == ("sequential", "fail_fast") else ["bad", "route"])
 
 
-def test_a_wait_that_nobody_ends_costs_nothing_and_fails_when_its_time_is_up(stage: Stage) -> None:
+def test_a_wait_without_a_signal_costs_nothing_and_times_out(stage: Stage) -> None:
     flows = stage.system.app.flows
     node = {"kind": "wait_event", "params": {"signal_key": "$shared.flag", "timeout_ms": 30_000}}
     flows.publish("wait", {"start": "w", "nodes": {"w": node}})
@@ -177,7 +177,7 @@ def test_a_wait_that_nobody_ends_costs_nothing_and_fails_when_its_time_is_up(sta
         run.signal("flag")
 
 
-def test_a_signal_counts_that_was_sent_before_the_run_began(stage: Stage) -> None:
+def test_a_signal_sent_before_the_run_begins_counts(stage: Stage) -> None:
     flows = stage.system.app.flows
     node = {"kind": "wait_event", "params": {"signal_key": "$shared.flag"}, "post": {"output_key": "got"}}
     flows.publish("early", {"start": "w", "nodes": {"w": node}})
@@ -187,13 +187,13 @@ def test_a_signal_counts_that_was_sent_before_the_run_began(stage: Stage) -> Non
     assert run.result() == {"flag": {"n": 1}, "got": {"n": 1}}
 
 
-def test_a_signal_to_a_run_that_fails_at_that_moment_is_there_for_its_retry(stage: Stage) -> None:
+def test_a_signal_to_a_failing_run_is_kept_for_its_retry(stage: Stage) -> None:
     flows = stage.system.app.flows
     flows.publish("late", {"start": "a", "nodes": {"a": executor("flaky", post={"output_key": "got"})}})
     stage.failures = 1
     run = flows["late"].start()
     stage.system.pass_seconds(2)
-    assert stage.work() == 1  # which fails, and nobody knows yet
+    assert stage.work() == 1  # the task fails; the leader does not know yet
     run.signal("flag", {"n": 1})
     stage.system.pass_seconds(2)
     assert run.status() == "failed"
@@ -202,7 +202,7 @@ def test_a_signal_to_a_run_that_fails_at_that_moment_is_there_for_its_retry(stag
     assert run.result() == {"flag": {"n": 1}, "got": "worked"}
 
 
-def test_signals_that_a_waiting_run_cannot_keep_are_refused_and_it_lives(stage: Stage) -> None:
+def test_signals_too_large_for_a_waiting_run_are_rejected(stage: Stage) -> None:
     flows = stage.system.app.flows
     wait = {"kind": "wait_event", "params": {"signal_key": "$shared.flag"}}
     flows.publish("waits", {"start": "w", "nodes": {"w": wait}})
@@ -213,9 +213,9 @@ def test_signals_that_a_waiting_run_cannot_keep_are_refused_and_it_lives(stage: 
     with pytest.raises(StateTooLarge, match=r"Signal 'k\d' cannot be kept: .*up to 3,000,000"):
         for sent in range(9):
             run.signal(f"k{sent}", text)
-            stage.system.pass_seconds(sent % 2)  # some stand in the inbox
+            stage.system.pass_seconds(sent % 2)  # some signals are still in the inbox
     assert sent == 3
-    run.signal("k0", text)  # in the place of another
+    run.signal("k0", text)  # replaces an earlier signal
     run.signal("k1", None)
     stage.system.pass_seconds()
     run.signal("flag", text)
@@ -244,7 +244,7 @@ def test_a_run_is_cancelled_wherever_it_stands(stage: Stage) -> None:
     assert backend.node_runs(_raw(waiting.id), ended[waiting.id].number) == []
 
 
-def test_what_decides_nothing_and_what_cannot_be_written_is_refused(stage: Stage) -> None:
+def test_signals_without_a_decision_or_a_valid_key_are_rejected(stage: Stage) -> None:
     flows = stage.system.app.flows
     ask = {
         "start": "ask",
@@ -266,7 +266,7 @@ def test_what_decides_nothing_and_what_cannot_be_written_is_refused(stage: Stage
     assert stage.run(run) == "success"
 
 
-def test_a_loop_ends_at_its_limit_and_its_row_stays_small(stage: Stage) -> None:
+def test_a_loop_ends_at_its_limit_with_a_small_run_row(stage: Stage) -> None:
     flows = stage.system.app.flows
     count = {"kind": "choice", "choice_cases": [{"action": "on", "expr": {"ne": ["$params.stop", True]}}]}
     loop = {
@@ -286,7 +286,7 @@ def test_a_loop_ends_at_its_limit_and_its_row_stays_small(stage: Stage) -> None:
     assert stage.system.app._client.backend.flows.visited(_raw(run.id)) == ["a"]
 
 
-def test_versions_never_change_and_a_run_keeps_its_own(stage: Stage) -> None:
+def test_published_versions_are_immutable_and_runs_keep_theirs(stage: Stage) -> None:
     flows = stage.system.app.flows
     one = {"start": "a", "nodes": {"a": executor(params={"mul": 2}, prep={"input_key": "$params.val"})}}
     one["nodes"]["a"]["post"] = {"output_key": "x"}  # type: ignore[index]
@@ -308,7 +308,7 @@ def test_versions_never_change_and_a_run_keeps_its_own(stage: Stage) -> None:
         flows["w"].start()
 
 
-def test_a_failed_node_fails_the_run_and_a_version_keeps_the_rule_that_it_was_published_under(stage: Stage) -> None:
+def test_a_version_keeps_the_failure_rule_of_its_publication(stage: Stage) -> None:
     app = stage.system.app
     backend: Any = app._client.backend.flows
     shop = {
@@ -316,7 +316,7 @@ def test_a_failed_node_fails_the_run_and_a_version_keeps_the_rule_that_it_was_pu
         "nodes": {"charge": executor("bad"), "ship": executor("route", post={"output_key": "shipped"})},
         "edges": [{"from": "charge", "to": "ship"}],
     }
-    backend.publish("shop", app.flows.read(shop), rule="default")  # as the endpoints of others do
+    backend.publish("shop", app.flows.read(shop), rule="default")  # as the endpoints in `flow_seed.py` do
     assert (app.flows.publish("shop", shop), app.flows.publish("shop", shop)) == (2, 2)
     assert backend.publish("shop", app.flows.read(shop), 1).created is False
     ends = {version: app.flows["shop"].options(version=version).start() for version in (1, 2)}
@@ -332,7 +332,7 @@ def test_a_failed_node_fails_the_run_and_a_version_keeps_the_rule_that_it_was_pu
         assert stage.run(run) == ("success" if version == 1 else "failed")
 
 
-def test_a_parameter_that_nothing_takes_is_refused(stage: Stage) -> None:
+def test_an_unknown_parameter_is_rejected(stage: Stage) -> None:
     app = stage.system.app
     app.task(name="price")(lambda items: items)
     known = {"start": "a", "nodes": {"a": {"exec_type": "local_func", "func": "price"}}}
@@ -345,7 +345,7 @@ def test_a_parameter_that_nothing_takes_is_refused(stage: Stage) -> None:
     app.flows["older"].start(itmes=[1])
 
 
-def test_a_workflow_and_a_flow_that_have_one_name_from_before_both_keep_it(stage: Stage) -> None:
+def test_a_workflow_and_a_flow_may_share_an_older_name(stage: Stage) -> None:
     flows, workflows = stage.system.app.flows, stage.system.app.workflows
     one = {"start": "a", "nodes": {"a": executor(params={"mul": 2}, prep={"input_key": "$params.val"})}}
     two = {"start": "a", "nodes": {"a": executor(params={"mul": 3}, prep={"input_key": "$params.val"})}}
@@ -374,7 +374,7 @@ def _dag(name: str = "dag") -> Workflow:
     return workflow
 
 
-def test_a_flow_stands_in_another_by_its_name_and_keeps_its_version_there(stage: Stage) -> None:
+def test_a_flow_nested_by_name_keeps_its_pinned_version(stage: Stage) -> None:
     flows = stage.system.app.flows
     inner = {"start": "a", "nodes": {"a": executor(params={"mul": 2}, prep={"input_key": "$input"})}}
     inner["nodes"]["a"]["post"] = {"output_key": "x"}  # type: ignore[index]
@@ -423,14 +423,14 @@ def test_tasks_keep_their_own_limits_retries_and_queue(stage: Stage) -> None:
         assert {"slow", "reports"} <= queues.of_workflows(connection)
 
 
-def test_the_same_key_starts_one_run(stage: Stage) -> None:
+def test_an_idempotency_key_starts_one_run(stage: Stage) -> None:
     flows = stage.system.app.flows
     flows.publish("every", EVERY_KIND)
     first, second = (flows["every"].options(key="k").start(val=1) for _ in range(2))
     assert first.id == second.id
 
 
-def test_what_is_too_large_fails_its_node_and_not_the_leader(stage: Stage) -> None:
+def test_too_large_input_fails_its_node(stage: Stage) -> None:
     flows = stage.system.app.flows
     node = executor("job", prep={"input_map": {"a": "$params.big", "b": "$params.big", "c": "$params.big"}})
     flows.publish("large", {"start": "a", "nodes": {"a": node}})
@@ -441,7 +441,7 @@ def test_what_is_too_large_fails_its_node_and_not_the_leader(stage: Stage) -> No
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-def test_a_run_that_would_have_to_remember_too_much_fails_and_says_at_which_node(stage: Stage, parallel: bool) -> None:
+def test_a_run_with_too_large_state_fails_naming_the_node(stage: Stage, parallel: bool) -> None:
     flows = stage.system.app.flows
     big = executor(params={"mul": 900_000}, prep={"input_key": "$params.val"})
     if parallel:
@@ -474,7 +474,7 @@ def test_a_retried_list_shows_each_item_under_its_own_number(stage: Stage) -> No
     assert [visit.branch for visit in visits if visit.number == 2] == [1, None]
 
 
-def test_a_function_is_sent_what_it_takes_and_its_input(stage: Stage) -> None:
+def test_a_function_receives_only_its_parameters_and_its_input(stage: Stage) -> None:
     app = stage.system.app
 
     @app.task(name="takes")

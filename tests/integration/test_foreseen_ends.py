@@ -1,4 +1,4 @@
-"""A step that the leader has foreseen is one message to Postgres; where it was wrong, nothing is lost."""
+"""A foreseen step is one message to Postgres; after a wrong forecast of the leader, nothing is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def worker(system: System) -> Worker:
 
 
 def begun(system: System, worker: Worker) -> tuple[RunHandle[Any], Dispatch]:
-    """Start a chain and take some of its steps, so that everything is prepared; return the next one."""
+    """Start a chain and run its first steps, so that everything is prepared; return the run and its next task."""
     run = chain([system.job.si(number) for number in range(LENGTH)]).start()
     system.settle()
     for _ in range(2):
@@ -42,7 +42,7 @@ def taken(system: System, worker: Worker) -> Dispatch:
 
 
 def finish(system: System, worker: Worker, run: RunHandle[Any]) -> None:
-    """Have everything succeed that is dispatched until the run has ended."""
+    """Report dispatched tasks as successful until the run has ended."""
     for _ in range(3 * LENGTH):
         worker.succeed(*worker.take())
         system.pass_seconds()
@@ -54,7 +54,7 @@ def finish(system: System, worker: Worker, run: RunHandle[Any]) -> None:
 def test_a_step_of_a_chain_is_one_round_trip(system: System, worker: Worker) -> None:
     run, task = begun(system, worker)
     sent = []
-    for _ in range(3):  # a tick that writes the counts of the last ten seconds takes more
+    for _ in range(3):  # a tick that writes the counts of the last ten seconds needs more round trips
         worker.succeed(task)
         before = statements_sent()
         system.tick()
@@ -67,13 +67,13 @@ def test_a_step_of_a_chain_is_one_round_trip(system: System, worker: Worker) -> 
 
 
 def lose(system: System, task: Dispatch) -> None:
-    """Have a task wait for its next attempt, behind the leader's back."""
+    """Set a task back to pending without the leader's knowledge."""
     system.sql(
         "UPDATE orchestrator.tasks SET status = 'pending' WHERE id = CAST(:id AS uuid) RETURNING 1", id=task.id.hex()
     )
 
 
-def test_a_success_that_does_not_count_any_more_changes_nothing(system: System, worker: Worker) -> None:
+def test_an_outdated_success_changes_nothing(system: System, worker: Worker) -> None:
     run, task = begun(system, worker)
     lose(system, task)
     worker.succeed(task)
@@ -88,7 +88,7 @@ def test_a_success_that_does_not_count_any_more_changes_nothing(system: System, 
     finish(system, worker, run)
 
 
-def test_a_step_of_a_tick_that_fails_after_its_commit_is_dispatched_again(
+def test_a_tick_that_fails_after_its_commit_dispatches_the_step_again(
     system: System, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, task = begun(system, worker)
@@ -102,7 +102,7 @@ def test_a_step_of_a_tick_that_fails_after_its_commit_is_dispatched_again(
     finish(system, worker, run)
 
 
-def test_a_deposed_leader_takes_no_step(system: System, worker: Worker) -> None:
+def test_a_deposed_leader_applies_no_step(system: System, worker: Worker) -> None:
     _, task = begun(system, worker)
     worker.succeed(task)
     before = saved(system)
@@ -115,7 +115,7 @@ def test_a_deposed_leader_takes_no_step(system: System, worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("is_foreseen", [True, False])
-def test_a_step_of_code_counts_if_the_code_has_seen_what_comes_next(
+def test_a_turn_sent_with_its_step_counts_only_if_foreseen(
     system: System, worker: Worker, engine_: Engine, is_foreseen: bool
 ) -> None:
     @system.app.workflow(name="steps")
@@ -127,7 +127,7 @@ def test_a_step_of_code_counts_if_the_code_has_seen_what_comes_next(
     worker.report(act(engine_, taken(system, worker)))
     system.tick()
     for number in range(2):
-        (task,) = worker.take()  # which waits in the queue of this worker
+        (task,) = worker.take()  # waits in the queue of this worker
         assert task.run_id is not None
         turn = engine_.follow(task.run_id, task.id, ONE, lambda attempt: attempt, task.at)
         assert turn is not None

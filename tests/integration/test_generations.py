@@ -25,7 +25,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def restart(system: System, *, empty: bool) -> None:
-    """Have Redis begin another life, with its data or without, and another leader look at it."""
+    """Restart Redis, with or without its data, and start another leader."""
     before = system.generation
     if empty:
         system.redis.flushdb()
@@ -36,7 +36,7 @@ def restart(system: System, *, empty: bool) -> None:
 
 
 @pytest.mark.parametrize("empty", [False, True])
-def test_a_restart_with_nothing_under_way_is_no_alarm(
+def test_a_restart_without_tasks_in_flight_logs_no_warning(
     system: System, caplog: pytest.LogCaptureFixture, empty: bool
 ) -> None:
     worker = system.worker()
@@ -48,7 +48,7 @@ def test_a_restart_with_nothing_under_way_is_no_alarm(
     assert warnings(caplog) == []
 
 
-def test_a_loss_with_tasks_under_way_is_one(system: System, caplog: pytest.LogCaptureFixture) -> None:
+def test_data_loss_with_tasks_in_flight_logs_a_warning(system: System, caplog: pytest.LogCaptureFixture) -> None:
     system.worker()
     system.dispatch(2)
     restart(system, empty=True)
@@ -56,7 +56,7 @@ def test_a_loss_with_tasks_under_way_is_one(system: System, caplog: pytest.LogCa
     assert re.match(r"redis.data_lost generation=\S+ tasks_in_flight=2: ", said)
 
 
-def test_after_flushall_only_what_nobody_has_is_run_again(system: System) -> None:
+def test_after_flushall_only_tasks_without_a_worker_run_again(system: System) -> None:
     worker = system.worker()
     system.settle()
     kept, running, lost = system.dispatch(3)
@@ -64,7 +64,7 @@ def test_after_flushall_only_what_nobody_has_is_run_again(system: System) -> Non
     worker.start(taken[raw(running)])
     system.tick()
     unread = system.dispatch()[0]
-    worker.held = [(raw(kept), 1), (raw(running), 1)]  # the third was never delivered
+    worker.held = [(raw(kept), 1), (raw(running), 1)]  # the third task was never delivered
     old = system.generation
     system.redis.flushall()
     system.make_old()
@@ -82,9 +82,7 @@ def test_after_flushall_only_what_nobody_has_is_run_again(system: System) -> Non
     assert [system.row(handle)["attempt"] for handle in (kept, running, lost, unread)] == [1, 1, 2, 2]
 
 
-def test_what_redis_has_lost_is_run_again_in_seconds_although_looking_takes_long(
-    system: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_tasks_run_again_soon_despite_slow_scans(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     in_flight = waiting.in_flight
 
     def slowly(connection: Connection) -> list[waiting.InFlight]:
@@ -103,7 +101,7 @@ def test_what_redis_has_lost_is_run_again_in_seconds_although_looking_takes_long
     assert system.clock.now - began < 2 * TTL
 
 
-def test_nothing_is_judged_before_everyone_had_time_to_be_heard(system: System) -> None:
+def test_no_task_is_declared_lost_before_every_worker_could_report(system: System) -> None:
     system.worker()
     system.settle()
     (handle,) = system.dispatch()
@@ -114,7 +112,7 @@ def test_nothing_is_judged_before_everyone_had_time_to_be_heard(system: System) 
         assert system.row(handle)["attempt"] == 1
 
 
-def test_a_report_from_before_the_flushall_counts_once_when_it_is_sent_again(system: System) -> None:
+def test_a_report_sent_again_after_flushall_counts_once(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
     (task,) = worker.take()
@@ -130,7 +128,7 @@ def test_a_report_from_before_the_flushall_counts_once_when_it_is_sent_again(sys
     assert (row["status"], row["attempt"]) == ("success", 1)
 
 
-def test_an_applied_mark_that_went_back_begins_a_generation(system: System) -> None:
+def test_a_reverted_applied_mark_begins_a_generation(system: System) -> None:
     """A failover dropped the last second."""
     worker = system.worker()
     (handle,) = system.dispatch()
@@ -147,11 +145,11 @@ def test_an_applied_mark_that_went_back_begins_a_generation(system: System) -> N
 
 
 LATE = 9_999_999_999_000
-"""Milliseconds of a clock that is far ahead."""
+"""A stream timestamp in milliseconds, from a clock that is far ahead."""
 
 
 def fail_over(system: System, applied: Any) -> None:
-    """Have a replica take over that has not received the last report, and whose clock is behind that of before."""
+    """Fail Redis over to a replica that missed the last report and whose clock is behind."""
     events = KEYS.events(system.generation)
     system.redis.delete(events)
     system.redis.xadd(events, {"d": b""})
@@ -161,8 +159,8 @@ def fail_over(system: System, applied: Any) -> None:
     system.redis.client_kill_filter(_type="normal", skipme=True)
 
 
-def test_after_a_failover_nothing_is_reported_or_confirmed_before_a_generation_begins(system: System) -> None:
-    """Ids of entries say nothing across it: what is written now comes before what was confirmed."""
+def test_after_a_failover_nothing_is_confirmed_before_a_new_generation(system: System) -> None:
+    """Stream ids are not comparable across a failover: new entries may sort before confirmed ones."""
     worker = system.worker()
     handle, other = system.dispatch(2)
     first, second = worker.take()
@@ -176,7 +174,7 @@ def test_after_a_failover_nothing_is_reported_or_confirmed_before_a_generation_b
 
     fail_over(system, before)
     report = encode(Flush("w1", [Succeeded(second.id, second.attempt, 0.1, ONE)]))
-    for _ in range(2):  # at first, each connection only learns that it is broken
+    for _ in range(2):  # the first call only finds the connection broken
         with pytest.raises(ConnectionError):
             worker._streams.flush(old, report, {})
     assert system.redis.xlen(KEYS.events(old)) == 0
@@ -195,8 +193,8 @@ def test_after_a_failover_nothing_is_reported_or_confirmed_before_a_generation_b
     assert [system.row(each)["attempt"] for each in (handle, other)] == [1, 1]
 
 
-def test_what_the_end_of_a_generation_applies_is_confirmed_to_nobody(system: System) -> None:
-    """Another's lost report may have had the same id, or a lower one."""
+def test_reports_applied_at_the_end_of_a_generation_are_not_confirmed(system: System) -> None:
+    """Another worker's lost report may have had the same or a lower id."""
     worker = system.worker()
     (handle,) = system.dispatch()
     (task,) = worker.take()
@@ -223,8 +221,8 @@ def test_the_streams_of_an_old_generation_are_removed(system: System) -> None:
     assert system.redis.exists(KEYS.events(system.generation)) == 1
 
 
-def test_a_generation_begins_although_what_listeners_should_hear_fails_in_every_tick(system: System) -> None:
-    """Each failure puts Redis off for a while, but not the look that finds out that it is another server."""
+def test_a_generation_begins_although_publishing_to_listeners_fails(system: System) -> None:
+    """Each failure delays the use of Redis, but not the check that detects a different server."""
     system.lead()
     system.redis.set(KEYS.watched, b"1")
     system.pass_seconds(2)
@@ -232,7 +230,7 @@ def test_a_generation_begins_although_what_listeners_should_hear_fails_in_every_
     generations.cursor = generations.cursor._replace(server="an earlier life")
     system.redis.set(KEYS.server, "an earlier life")
     system.scheduler.term.link.streams.close()
-    system.job.enqueue()  # which listeners hear of
+    system.job.enqueue()  # published to listeners
     for _ in range(20):
         system.pass_seconds(after=0.1)
     assert system.generation != before

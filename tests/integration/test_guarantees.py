@@ -1,8 +1,8 @@
-"""The promises, held against random sequences of whatever can happen, on a real Postgres and a real Redis.
+"""The guarantees, checked under random sequences of events on a real Postgres and a real Redis.
 
-Clients enqueue in every way there is, workers take, finish, fail, return and die, people cancel and retry, time passes,
-leaders are replaced, transactions are rolled back, and Redis is wiped. After each step the database must say what was
-promised; at the end everything must come to its end.
+Clients enqueue in every way, workers claim, finish, fail, return and die, people cancel and retry, time passes, leaders
+are replaced, transactions roll back, and Redis is wiped. After each step the database must satisfy the guarantees; at
+the end every task must end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ERROR = TaskError("ValueError", "no")
 
 
 class Promises:
-    """One system, and what a client knows of it."""
+    """A system under test, and the handles that its clients have."""
 
     def __init__(self, system: System) -> None:
         self.system = system
@@ -51,7 +51,7 @@ class Promises:
 
     def enqueue_unique(self, key: str, scope: Any, policy: Any) -> None:
         task = self.system.job.options(unique_key=key, unique_for=scope, on_duplicate=policy)
-        with suppress(Duplicate):  # what is to be replaced has been handed out
+        with suppress(Duplicate):  # the task to replace was dispatched already
             handle = task.enqueue()
             if handle not in self.handles:
                 self.handles.append(handle)
@@ -75,7 +75,7 @@ class Promises:
         handle = self.handles[place % len(self.handles)]
         allowed = ("failed", "skipped") if verb == "retry" else ("pending", "dispatched", "running")
         if handle.status() in allowed:
-            with suppress(Duplicate):  # a retry, while another has its key
+            with suppress(Duplicate):  # a retry while another task holds the key
                 getattr(handle, verb)()
 
     # -- workers
@@ -119,14 +119,14 @@ class Promises:
         self.system.lead(offset=self.offset)
 
     def roll_a_tick_back(self) -> None:
-        """The connection is lost at the commit; what the leader remembers of it is as good as lost too."""
+        """Make the leader forget its plans and lanes, as after a connection lost at the commit."""
         self.system.scheduler.term.lanes.rolled_back()
         self.system.scheduler.term.dags.rolled_back()
 
     def wipe_redis(self) -> None:
         self.system.redis.flushall()
 
-    # -- what is promised
+    # -- guarantees
 
     def every_task_is_somewhere_once(self) -> None:
         rows = self.system.sql(
@@ -154,7 +154,7 @@ class Promises:
         self.open_tasks_have_their_keys()
 
     def open_tasks_have_their_keys(self) -> None:
-        """A task keeps its key, and takes it back when it is tried again; until it is claimed, or until it ends."""
+        """An open task holds its unique key, also after a retry; with scope `pending` only until it is claimed."""
         rows = self.system.sql(
             "SELECT t.id::text, t.status, t.options->>'unique_for' AS scope, k.task_id IS NOT NULL AS has_it"
             "  FROM orchestrator.tasks t"
@@ -165,13 +165,13 @@ class Promises:
             assert row["has_it"] or row["scope"] == "pending", row
 
     def check(self) -> None:
-        """Hold the database against what was promised."""
+        """Check the guarantees against the database."""
         self.every_task_is_somewhere_once()
         self.limits_hold()
         self.keys_are_unique_and_owned()
 
     def finish(self) -> None:
-        """Let everything come to its end."""
+        """Run all tasks to their end."""
         self.another_leader(60.0)
         self.hire()
 
@@ -252,7 +252,9 @@ def promised(system: System) -> System:
 )
 @given(plan=st.lists(STEPS, min_size=10, max_size=40))
 @pytest.mark.long
-def test_the_promises_hold_whatever_happens(promised: System, plan: list[tuple[Any, dict[str, Any]]]) -> None:
+def test_the_guarantees_hold_in_random_sequences_of_events(
+    promised: System, plan: list[tuple[Any, dict[str, Any]]]
+) -> None:
     promises = Promises(promised)
     for method, arguments in plan:
         note(f"{method.__name__} {arguments}")

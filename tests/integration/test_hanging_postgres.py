@@ -1,4 +1,4 @@
-"""A Postgres that takes what it is sent and never answers: calls end, and the rest of the program goes on."""
+"""A Postgres that accepts input and never answers: calls time out, and the rest of the program goes on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.own_connections
 
 _LIMIT = 0.5
 _PATIENCE = 4.0
-"""Seconds for a Postgres that does answer, on a busy machine."""
+"""Timeout in seconds while Postgres answers, on a busy machine."""
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def app(line: Cutting, redis_url: str) -> Iterator[Orchestrator]:
 
 @contextmanager
 def hanging(app: Orchestrator, line: Cutting) -> Iterator[None]:
-    """Have Postgres say nothing any more, and be waited for only briefly as long as it does not."""
+    """Make Postgres hang during the block, with a short timeout."""
     deadlines = backend_of(app).connections._links().deadlines
     line.hang()
     deadlines.seconds = deadlines._late = _LIMIT
@@ -61,9 +61,9 @@ def hanging(app: Orchestrator, line: Cutting) -> Iterator[None]:
         line.go_on()
 
 
-def test_every_call_ends(app: Orchestrator, line: Cutting) -> None:
+def test_every_call_ends_when_postgres_hangs(app: Orchestrator, line: Cutting) -> None:
     task = app.task(name="job")(lambda: None)
-    many = app.enqueue_many(task, [()])  # and so there are connections, with and without transactions
+    many = app.enqueue_many(task, [()])  # opens connections, with and without transactions
     handle = task.enqueue()
     with hanging(app, line):
         with pytest.raises(
@@ -80,15 +80,15 @@ def test_every_call_ends(app: Orchestrator, line: Cutting) -> None:
         handle.status()
 
 
-def test_a_key_and_a_request_end_too(app: Orchestrator, line: Cutting) -> None:
+def test_an_enqueue_with_a_unique_key_times_out(app: Orchestrator, line: Cutting) -> None:
     task = app.task(name="job")(lambda: None)
-    handle = task.options(unique_key="b").enqueue()  # on the connection that the next one uses
+    handle = task.options(unique_key="b").enqueue()  # opens the connection that the next call uses
     with hanging(app, line), pytest.raises(Uncertain, match="no answer within"):
         task.options(unique_key="a").enqueue()
     handle.cancel()
 
 
-def test_a_commit_that_is_not_answered_is_uncertain(app: Orchestrator, line: Cutting) -> None:
+def test_an_unanswered_commit_is_uncertain(app: Orchestrator, line: Cutting) -> None:
     task = app.task(name="job")(lambda number: number)
     writing = backend_of(app).connections.writing("run 7 was stored", transaction=True)
     uncertain = pytest.raises(Uncertain, match=r"run 7 was stored: no answer within")
@@ -98,15 +98,15 @@ def test_a_commit_that_is_not_answered_is_uncertain(app: Orchestrator, line: Cut
     assert app.start_many(task, [1]).progress().counters.total == 1
 
 
-def test_statements_within_the_limit_are_left_alone(line: Cutting, redis_url: str) -> None:
+def test_statements_within_the_timeout_succeed(line: Cutting, redis_url: str) -> None:
     app = Orchestrator(database_url=line.url, redis_url=redis_url, database_timeout=2.5)
     with app, backend_of(app).connections.reading() as connection:
-        for _ in range(6):  # together they take longer than one may
+        for _ in range(6):  # together they exceed the timeout of one statement
             connection.exec_driver_sql("SELECT pg_sleep(0.45)")
             assert connection.exec_driver_sql("SELECT 1").scalar() == 1
 
 
-def test_async_calls_leave_the_threads_of_the_event_loop_alone(line: Cutting, redis_url: str) -> None:
+def test_async_calls_do_not_exhaust_the_event_loops_threads(line: Cutting, redis_url: str) -> None:
     app = Orchestrator(database_url=line.url, redis_url=redis_url, database_timeout=600)
     task = app.task(name="job")(lambda: None)
     handle = task.enqueue()
@@ -127,7 +127,7 @@ def test_async_calls_leave_the_threads_of_the_event_loop_alone(line: Cutting, re
     app.close()
 
 
-def test_a_leader_says_that_it_gets_no_answer_and_when_it_is_back(
+def test_a_leader_logs_a_hanging_postgres_and_its_recovery(
     line: Cutting, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "orchestrator")
@@ -135,14 +135,14 @@ def test_a_leader_says_that_it_gets_no_answer_and_when_it_is_back(
     with _leading(settings, late=1.0, most=60.0):
         eventually(lambda: "scheduler.leading term=" in caplog.text, "it leads")
         away = "Postgres cannot be used; no task starts, and reports wait: it has not answered for "
-        for _ in range(2):  # each time
+        for _ in range(2):  # logged each time
             for change, words in ((line.hang, away), (line.go_on, "Postgres can be used again")):
                 before = caplog.text.count(words)
                 change()
                 eventually(partial(lambda said, count: caplog.text.count(said) > count, words, before), words)
 
 
-def test_a_leader_gives_up_who_does_not_answer_for_long(
+def test_a_leader_steps_down_when_postgres_hangs_for_long(
     line: Cutting, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "orchestrator")

@@ -1,4 +1,4 @@
-"""Headers and context variables reach everything that comes of a call, over Postgres and over HTTP."""
+"""Headers and context variables reach everything that a call creates, over Postgres and over HTTP."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ACME = {"context.tenant": '"acme"'}
 
 
 class Stage:
-    """A system, an application that carries the tenant, and a worker that knows its tasks and workflows."""
+    """A system, an application that propagates the tenant, and a worker that knows its tasks and workflows."""
 
     def __init__(self, system: System, app: Orchestrator) -> None:
         self.system = system
@@ -56,7 +56,7 @@ class Stage:
         system.pass_seconds()
 
     def take(self) -> Dispatch:
-        """Return the one task that is there."""
+        """Return the only dispatched task."""
         self.system.pass_seconds(2)
         (task,) = self.worker.take()
         return task
@@ -66,7 +66,7 @@ class Stage:
 
     @contextmanager
     def inside(self, task: Dispatch) -> Iterator[None]:
-        """Run what follows as that task would, in a worker that has no tenant of its own."""
+        """Run the block inside this task, in a worker that has no tenant of its own."""
         outbox, job = KeptOutbox(), Job(task, Bundle("g", "default", "1-0", 1), 0, 0.0)
         job.begin(100.0)
         enter_task(JobRuntime(job, outbox))
@@ -251,14 +251,14 @@ ORIGINS = [
 
 
 @pytest.mark.parametrize("origin", ORIGINS, ids=[origin.__name__ for origin in ORIGINS])
-def test_a_context_variable_reaches_all_that_comes_of_a_call(stage: Stage, origin: Callable[[Stage], None]) -> None:
+def test_a_context_variable_reaches_everything_a_call_creates(stage: Stage, origin: Callable[[Stage], None]) -> None:
     origin(stage)
     stage.system.pass_seconds(2)
     rows = stage.system.sql("SELECT options FROM orchestrator.tasks WHERE name = 'mail'")
     assert [row["options"]["headers"] for row in rows] == [ACME]
 
 
-def test_the_turns_of_code_have_the_headers_of_its_run(stage: Stage) -> None:
+def test_turns_of_code_have_the_headers_of_their_run(stage: Stage) -> None:
     @stage.app.workflow(name="coded")
     async def coded(ctx: WorkflowContext) -> None:
         await stage.mail.schedule()
@@ -269,7 +269,7 @@ def test_the_turns_of_code_have_the_headers_of_its_run(stage: Stage) -> None:
     act(stage.engine, turn)
 
 
-def test_a_run_that_is_reset_or_begins_with_a_signal_has_the_headers(stage: Stage) -> None:
+def test_reset_runs_and_runs_started_by_signal_have_the_headers(stage: Stage) -> None:
     @stage.app.workflow(name="coded")
     async def coded(ctx: WorkflowContext) -> None:
         await ctx.signals("go").get()
@@ -277,7 +277,7 @@ def test_a_run_that_is_reset_or_begins_with_a_signal_has_the_headers(stage: Stag
     first = coded.starting(id="k").start()
     stage.system.pass_seconds()
     with_tenant(coded.starting(id="k", signal=("go", 1)).start)
-    (turn,) = stage.worker.take()  # which ends without a look at the signal
+    (turn,) = stage.worker.take()  # ends the run without reading the signal
     stage.worker.report(Activated(turn.id, turn.attempt, 0.1, through=1, commands=[CompleteRun(ONE)]))
     stage.system.tick()
     runs = stage.system.sql("SELECT id, headers FROM orchestrator.runs WHERE headers IS NOT NULL")
@@ -300,7 +300,7 @@ def test_a_child_keeps_its_own_headers_and_inherits_the_others(stage: Stage) -> 
     assert row["options"]["headers"] == {**ACME, "a": "1", "b": "2"}
 
 
-def test_a_run_starts_with_what_middleware_says_or_not_at_all(stage: Stage) -> None:
+def test_middleware_sees_and_can_reject_the_start_of_a_run(stage: Stage) -> None:
     seen: list[tuple[str, str, Any, Any]] = []
 
     class Gate(Middleware):
@@ -329,12 +329,12 @@ def test_a_run_starts_with_what_middleware_says_or_not_at_all(stage: Stage) -> N
     assert [(row["name"], row["headers"]) for row in rows] == [("one", ACME), ("coded", ACME)]
 
 
-def test_the_same_call_with_other_headers_is_the_same_call(stage: Stage) -> None:
+def test_headers_do_not_affect_idempotency(stage: Stage) -> None:
     first = with_tenant(stage.mail.options(idempotency_key="k").enqueue)
     assert stage.mail.options(idempotency_key="k").enqueue().id == first.id
 
 
-def test_headers_over_http(system: System) -> None:
+def test_headers_are_stored_and_validated_over_http(system: System) -> None:
     large = {"a": "x" * 5_000}
     system.app.workflows.apply(one_step(system.app.task(name="mail")(nothing)))
     with serving(system.app.settings) as url, httpx.Client(base_url=f"{url}/api/v1") as api:

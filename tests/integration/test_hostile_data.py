@@ -1,6 +1,6 @@
-"""Data that is too large, too deep or no data at all: accepted whole or refused clearly, and never half-stored.
+"""Data that is too large, too deep or malformed is accepted whole or rejected clearly, and never half-stored.
 
-And whatever a task returns, the leader goes on: a step whose input cannot be made of it fails, and says why.
+Whatever a task returns, the leader goes on: a step whose input cannot be built from the result fails with the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def system(system: System) -> System:
     return system
 
 
-# -- the caller's doors
+# -- what callers pass
 
 
 def nested(levels: int) -> list[Any]:
@@ -122,7 +122,7 @@ DOORS: dict[str, Door] = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_data_is_accepted_or_refused_clearly(system: System, door: str) -> None:
+def test_data_is_accepted_or_rejected_clearly(system: System, door: str) -> None:
     app = system.app
     app.workflows.apply(loads(WORKFLOW))
     for what, value in STRANGE.items():
@@ -134,12 +134,12 @@ def test_data_is_accepted_or_refused_clearly(system: System, door: str) -> None:
             assert [system.count(table) for table in STORED] == before, f"{what} was refused, and something is stored"
         else:
             assert [system.count(table) for table in STORED] != before, what
-    system.pass_seconds(3)  # and whatever was accepted, the leader can read
+    system.pass_seconds(3)  # the leader can read all accepted data
     for row in system.sql("SELECT payload FROM orchestrator.tasks"):
         decode_value(bytes(row["payload"]))
 
 
-def test_what_is_accepted_comes_as_it_was(system: System) -> None:
+def test_accepted_values_arrive_unchanged(system: System) -> None:
     accepted = ("a NUL", "a NUL in a key", "text that looks like a NUL", "two hundred levels", "the largest number")
     for what in accepted:
         system.job.enqueue(STRANGE[what])
@@ -148,8 +148,8 @@ def test_what_is_accepted_comes_as_it_was(system: System) -> None:
     assert received == [STRANGE[what] for what in accepted]
 
 
-def test_a_key_of_a_lane_may_be_long(system: System) -> None:
-    """It would not fit an index; random text cannot be compressed to fit either."""
+def test_a_concurrency_key_may_be_long(system: System) -> None:
+    """The key would not fit an index, and random text cannot be compressed to fit."""
     system.app.workflows.apply(loads(WORKFLOW))
     long = "".join(random.Random(1).choices(string.printable, k=500_000))
     run = system.app.workflows["strange"].start(text=long)
@@ -177,7 +177,7 @@ tasks: {only: {task: job}}
 
 
 def chain(system: System, second: str, result: bytes) -> tuple[RunHandle[Any], str]:
-    """Run two steps, of which the first returns these bytes; return the run, and why the second failed."""
+    """Run two steps, the first returning these bytes; return the run, and why the second step failed."""
     system.app.task(name="wants")(lambda first: first)
     system.app.workflows.apply(loads(CHILD))
     system.app.workflows.apply(loads(CHAIN.replace("FIELDS", second)))
@@ -201,8 +201,8 @@ UNREADABLE = [b"\xc1", b"", b"\x91" * 3_000, b"\xa2\xff\xfe"]
     "fields", ["task: wants, depends_on: [first]", 'task: job, depends_on: [first], foreach: "first"']
 )
 @pytest.mark.parametrize("result", UNREADABLE)
-def test_a_result_that_cannot_be_read_fails_the_step_that_needs_it(system: System, result: bytes, fields: str) -> None:
-    """Somebody wrote a report of his own, or a release that is no more did."""
+def test_an_unreadable_result_fails_the_step_that_needs_it(system: System, result: bytes, fields: str) -> None:
+    """Such a report may come from a foreign program or from an old release."""
     run, reason = chain(system, fields, result)
     assert run.progress().status == "failed"
     assert "The output of task 'first' cannot be read" in reason
@@ -238,15 +238,15 @@ def test_a_result_becomes_a_parameter_or_fails_the_step(system: System, value: A
 
 
 @pytest.mark.parametrize("number", [10**15, 2**64 - 1, 2_000_000])
-def test_a_fan_out_has_an_end(system: System, number: int) -> None:
+def test_a_fan_out_has_a_maximum_size(system: System, number: int) -> None:
     result = msgspec.msgpack.encode(number)
     run, reason = chain(system, 'task: job, depends_on: [first], parallel: "first"', result)
     assert run.progress().status == "failed"
     assert "expected a whole number up to 1,000,000" in reason
 
 
-def test_an_event_that_does_not_fit_stops_nothing(system: System) -> None:
-    """The key of the lane is made of the event, and cannot be."""
+def test_an_unsuitable_event_does_not_block_later_events(system: System) -> None:
+    """The concurrency key cannot be computed from the event."""
     text = CHILD.replace("tasks:", 'concurrency: {limit: 1, key: "${params.value.name}"}\ntasks:')
     text += 'on: [{event: arrived, params: {value: "${event}"}}]\n'
     system.app.workflows.apply(loads(text))
@@ -257,8 +257,8 @@ def test_an_event_that_does_not_fit_stops_nothing(system: System) -> None:
     assert system.count("runs") == 1
 
 
-def test_an_event_arrives_as_it_was_posted(system: System) -> None:
-    """Also with numbers that jsonb would change, and with texts that look like such: so does every other id."""
+def test_events_arrive_unchanged(system: System) -> None:
+    """This includes numbers that jsonb would change, and text that looks like such numbers, as every other id does."""
     text = CHILD.replace("{task: job}", '{task: job, input: {number: "${params.value}"}}')
     system.app.workflows.apply(loads(text + 'on: [{event: arrived, params: {value: "${event}"}}]\n'))
     posted = {"id": "0199b2f4-1e77-7a3e-9c41-5b0d6f2a8e17", "2e5": [1e20, -1.5e18, 2.0, 12345678901234567]}
@@ -269,9 +269,7 @@ def test_an_event_arrives_as_it_was_posted(system: System) -> None:
     assert is_same(given, posted), given
 
 
-def test_a_filter_that_does_not_fit_an_event_is_told_with_its_workflow(
-    system: System, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_event_filter_is_logged_with_its_workflow(system: System, caplog: pytest.LogCaptureFixture) -> None:
     text = CHILD + 'on: [{event: arrived, filter: "event.total > 10", params: {value: 1}}]\n'
     system.app.workflows.apply(loads(text))
     system.app.post_event("arrived", {"total": "much"})
@@ -283,7 +281,7 @@ def test_a_filter_that_does_not_fit_an_event_is_told_with_its_workflow(
     assert "filter=event.total > 10 error=" in told
 
 
-# -- what is small to write and large to do
+# -- small definitions that cause much work
 
 
 BOMB = """
@@ -294,11 +292,11 @@ tasks: {each: {task: job, foreach: "params.many", input: {INPUT}}}
 
 
 def created(system: System) -> int:
-    """Return how many tasks there are."""
+    """Return the number of tasks."""
     return int(system.sql("SELECT count(*) FROM orchestrator.tasks")[0]["count"])
 
 
-def test_a_fan_out_that_looks_into_a_long_list_for_each_item_is_created(system: System) -> None:
+def test_a_fan_out_that_searches_a_long_list_is_created(system: System) -> None:
     system.app.workflows.apply(loads(BOMB.replace("INPUT", 'number: "${item in params.known}"')))
     run = system.app.workflows["bomb"].start(many=list(range(3_000)), known=list(range(1_000, 120_000)))
     system.tick_until(lambda: created(system) == 3_000)
@@ -307,8 +305,8 @@ def test_a_fan_out_that_looks_into_a_long_list_for_each_item_is_created(system: 
     assert created(system) == 3_000
 
 
-def test_a_fan_out_that_costs_too_much_fails_and_others_go_on(system: System) -> None:
-    """Each of its tasks is given one value a thousand times."""
+def test_a_too_expensive_fan_out_fails_and_other_tasks_go_on(system: System) -> None:
+    """Each of its tasks receives one value a thousand times."""
     often = ", ".join(f'n{number}: "${{params.known}}"' for number in range(1_000))
     system.app.workflows.apply(loads(BOMB.replace("INPUT", f"number: {{{often}}}")))
     run = system.app.workflows["bomb"].start(many=list(range(1_000)), known=list(range(100_000)))
@@ -323,7 +321,7 @@ def test_a_fan_out_that_costs_too_much_fails_and_others_go_on(system: System) ->
     assert handle.status() == "success"
 
 
-def test_tasks_with_large_inputs_are_created_a_few_in_a_tick(system: System) -> None:
+def test_tasks_with_large_inputs_are_created_over_several_ticks(system: System) -> None:
     system.app.workflows.apply(loads(BOMB.replace("INPUT", 'number: "${params.large}"')))
     system.app.workflows["bomb"].start(many=list(range(30)), known=[], large="x" * 900_000)
     system.tick()
@@ -332,7 +330,7 @@ def test_tasks_with_large_inputs_are_created_a_few_in_a_tick(system: System) -> 
     assert created(system) == 30
 
 
-def test_steps_with_large_inputs_are_created_a_few_in_a_tick(system: System) -> None:
+def test_steps_with_large_inputs_are_created_over_several_ticks(system: System) -> None:
     steps = "\n".join(f'  s{number}: {{task: job, input: {{number: "${{params.large}}"}}}}' for number in range(16))
     system.app.workflows.apply(loads(f"name: wide\nparams: {{large: {{type: string}}}}\ntasks:\n{steps}"))
     runs = [system.app.workflows["wide"].start(large="x" * 900_000) for _ in range(2)]
@@ -358,7 +356,7 @@ tasks:
 """
 
 
-def test_a_task_that_only_follows_two_large_results_is_not_sent_them(system: System) -> None:
+def test_a_task_without_parameters_does_not_receive_large_results(system: System) -> None:
     system.app.task(name="nothing")(lambda: None)
     system.app.workflows.apply(loads(JOIN))
     run = system.app.workflows["join"].start()

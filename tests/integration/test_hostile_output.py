@@ -1,4 +1,4 @@
-"""What is shown commands no terminal and forges no line, whatever the data: every command that reads, every field."""
+"""Output controls no terminal and forges no line, whatever the data: every reading command, every field."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOSTILE = f"evil{EVIL}{FORGED}{EVIL}"
 COMMANDS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
 OUR_STYLES = re.compile(r"\x1b\[[0-9;]*m")
 STATES = {"status", "state", "kind", "outcome", "scope", "hash", "generation", "position", "server", "catch_up"}
-"""Columns that hold nothing but words of ours."""
+"""Columns that hold only values of our own."""
 WORKFLOW = """
 name: hostile
 description: "evil \\e[2J\\u202e"
@@ -51,8 +51,8 @@ nodes: {"evil \\e[2J": {exec_type: local_func, func: job}}
 
 
 @pytest.fixture
-def places(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...]]:
-    """A system whose every field is hostile; return the arguments of each command that shows it."""
+def hostile_commands(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...]]:
+    """Fill every field of a system with hostile text; return the arguments of each command that shows it."""
     system.app.workflows.apply(loads(WORKFLOW))
     Path("flow.yaml").write_text(FLOW, encoding="utf-8")
     system.app.flows.publish("hostile-flow", Path("flow.yaml"))
@@ -129,7 +129,7 @@ def places(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...
 
 
 def poison(system: System) -> None:
-    """Put hostile text behind whatever text the tables hold, where their rules allow it."""
+    """Append hostile text to all text in the tables, where constraints allow it."""
     columns = system.sql(
         "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = 'orchestrator'"
     )
@@ -148,78 +148,80 @@ def poison(system: System) -> None:
             system.sql(f"UPDATE orchestrator.{table} SET {name} = {value}", evil=HOSTILE)
             changed.add(f"{table}.{name}")
         except DBAPIError:
-            continue  # a rule of the table
+            continue  # a constraint of the table
     assert {"tasks.name", "runs.tags", "runs.name", "workers.host", "schedules.error", "ended_tasks.reason"} <= changed
     assert {"flows.name", "node_runs.error", "api_keys.name", "audit.who"} <= changed
 
 
 def invoke(*words: object, terminal: bool = False) -> Result:
-    """Run a command as if its output were a terminal's: what commands a terminal is not taken out."""
+    """Run a command; with `terminal`, keep control sequences in its output, as a terminal gets them."""
     return CliRunner().invoke(main, [str(word) for word in words], color=terminal)
 
 
-def commands_in(shown: str) -> set[str]:
+def control_characters_in(shown: str) -> set[str]:
     return set(COMMANDS.findall(OUR_STYLES.sub("", shown)))
 
 
-def test_no_command_lets_data_speak_to_the_terminal(
-    places: dict[str, tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+def test_no_command_prints_control_characters_from_data(
+    hostile_commands: dict[str, tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert set(places) == (READS | READS_TOO | {"flows watch", "workflows export"}) - {
+    assert set(hostile_commands) == (READS | READS_TOO | {"flows watch", "workflows export"}) - {
         "celery inspect",
         "migrate check",
     }
     seen = 0
-    for name, arguments in places.items():
+    for name, arguments in hostile_commands.items():
         ways: list[tuple[list[str], bool]] = [([], True), ([], False)]
         ways += [(["--json"], False)] if name in READS | READS_TOO else []
         for more, terminal in ways:
             result = invoke(*name.split(), *arguments, *more, terminal=terminal)
             assert result.exception is None or isinstance(result.exception, SystemExit), (name, result.exception)
-            assert commands_in(result.stdout + result.stderr) == set(), (name, more, result.output)
+            assert control_characters_in(result.stdout + result.stderr) == set(), (name, more, result.output)
             seen += "evil" in result.output
             if more and result.exit_code == 0:
-                assert "�" not in result.stdout, name  # programs get it all, with escapes
+                assert "�" not in result.stdout, name  # programs get the full text, escaped
                 json.loads(result.stdout)
     assert seen > 50, "and it was shown"
 
 
-def test_tables_and_logs_have_no_forged_lines(places: dict[str, tuple[object, ...]]) -> None:
+def test_tables_and_logs_have_no_forged_lines(hostile_commands: dict[str, tuple[object, ...]]) -> None:
     tables = ("tasks list", "runs list", "schedules list", "workers", "quarantine list", "queues")
     others = ("audit", "failures", "flows list", "flows runs", "flows show", "flows watch", "keys list", "search")
     for name in (*tables, *others, "tasks logs", "runs logs"):
-        result = invoke(*name.split(), *places[name])
+        result = invoke(*name.split(), *hostile_commands[name])
         assert "evil" in result.stdout, name
         assert not [line for line in result.stdout.splitlines() if line.startswith("12:00:00")], (name, result.stdout)
 
 
-def test_who_follows_the_audit_log_is_shown_no_forged_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_following_the_audit_log_prints_no_forged_lines(capsys: pytest.CaptureFixture[str]) -> None:
     words = dict.fromkeys(("who", "origin", "act", "kind", "target"), HOSTILE)
     told = AuditEntry(id=7, at=datetime(2026, 1, 1, tzinfo=UTC), detail={HOSTILE: HOSTILE}, **words)
     audit._print(told, as_json=False)
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) == 1
-    assert commands_in(shown) == set()
+    assert control_characters_in(shown) == set()
 
 
-def test_programs_read_what_it_was(places: dict[str, tuple[object, ...]]) -> None:
-    logged = json.loads(invoke("tasks", "logs", *places["tasks logs"], "--json").stdout)
+def test_json_output_contains_the_original_text(hostile_commands: dict[str, tuple[object, ...]]) -> None:
+    logged = json.loads(invoke("tasks", "logs", *hostile_commands["tasks logs"], "--json").stdout)
     assert logged["lines"][0]["text"] == HOSTILE
-    task = json.loads(invoke("tasks", "show", *places["tasks show"], "--json").stdout)
+    task = json.loads(invoke("tasks", "show", *hostile_commands["tasks show"], "--json").stdout)
     assert task["error"]["message"] == HOSTILE
 
 
 @pytest.mark.parametrize(
     "words", [("tasks", "retry", "--queue", "default", "--dry-run"), ("tasks", "cancel", "evil\x9b")]
 )
-def test_nor_do_commands_that_act(places: dict[str, tuple[object, ...]], words: tuple[str, ...]) -> None:
-    assert commands_in(invoke(*words, terminal=True).output) == set()
-
-
-def test_nor_does_what_is_drawn(
-    places: dict[str, tuple[object, ...]], system: System, monkeypatch: pytest.MonkeyPatch
+def test_acting_commands_print_no_control_characters(
+    hostile_commands: dict[str, tuple[object, ...]], words: tuple[str, ...]
 ) -> None:
-    """The bar of a run on a terminal; markup of rich in a name is text."""
+    assert control_characters_in(invoke(*words, terminal=True).output) == set()
+
+
+def test_progress_bars_print_no_control_characters(
+    hostile_commands: dict[str, tuple[object, ...]], system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The progress bar of a run on a terminal; Rich markup in a name is printed as text."""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
 
@@ -235,11 +237,11 @@ def test_nor_does_what_is_drawn(
     result = CliRunner().invoke(watch, color=True)
     assert result.exception is None, result.exception
     assert "[bold]" in result.output
-    assert not commands_in(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", result.output))
+    assert not control_characters_in(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", result.output))
 
 
-def test_no_command_prints_past_the_one_door() -> None:
-    """So that the next one does not, either."""
+def test_all_commands_print_through_the_output_module() -> None:
+    """This also covers commands that are added later."""
     folder = Path(main.callback.__code__.co_filename).parent  # type: ignore[union-attr]
     doors = re.compile(
         r"click\.s?echo\(|(?<![\w.])print\(|rich\.console import [^\n]*\bConsole\b|TextColumn\("
@@ -249,9 +251,9 @@ def test_no_command_prints_past_the_one_door() -> None:
     found = {str(path.relative_to(folder)) for path in files if doors.search(path.read_text(encoding="utf-8"))}
     assert found == {
         "terminal/output.py",
-        "dev/children.py",  # lines of others, of which the styles are kept
-        "top/live.py",  # paints lines of the frame, in which there is nothing else
-        "system/keys.py",  # a bar with names of tables
+        "dev/children.py",  # lines of child processes, whose styles are kept
+        "top/live.py",  # draws the lines of the frame, and no other text
+        "system/keys.py",  # a progress bar with table names
     }
     assert len(files) > 50, "it looks where commands are"
     assert set(ALL) >= READS | READS_TOO

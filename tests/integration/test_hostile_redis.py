@@ -1,6 +1,6 @@
-"""Somebody else writes to our Redis: whatever stands there, the leader goes on, and says what it set aside.
+"""Foreign data in our Redis: the leader goes on whatever it finds, and reports what it set aside.
 
-The leader and its services are those of `stage.py`; here only Redis is made to hold what it should not.
+The leader and its services are those of `stage.py`; here only the content of Redis is wrong.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ LAST = "18446744073709551615-18446744073709551615"
 """The last id that a stream can have; nothing can be added after it."""
 
 
-def works(system: System) -> None:
-    """Take a task from its enqueue to its end, however often the leader has to look again."""
+def run_a_task(system: System) -> None:
+    """Run a task from its enqueue to its end, with as many ticks as the leader needs to recover."""
     worker = system.workers[0] if system.workers else system.worker()
     handle = system.job.enqueue(1)
 
@@ -94,11 +94,11 @@ BEATS = {
 
 
 @pytest.mark.parametrize("name", BEATS)
-def test_a_heartbeat_that_makes_no_sense_is_set_aside_once(system: System, name: str) -> None:
+def test_an_invalid_heartbeat_is_set_aside_once(system: System, name: str) -> None:
     system.worker()
     system.redis.set(KEYS.worker("stranger"), BEATS[name])
     system.redis.sadd(KEYS.workers, "stranger")
-    works(system)
+    run_a_task(system)
     system.pass_seconds(3)
     (refused,) = system.quarantine()
     assert refused[b"entry"] == KEYS.worker("stranger").encode()
@@ -106,24 +106,24 @@ def test_a_heartbeat_that_makes_no_sense_is_set_aside_once(system: System, name:
     assert {row["id"] for row in system.sql("SELECT id FROM orchestrator.workers")} == {"w1"}
 
 
-def test_a_strange_heartbeat_is_believed_as_far_as_it_makes_sense(system: System) -> None:
+def test_a_strange_heartbeat_is_used_as_far_as_it_is_valid(system: System) -> None:
     system.worker()
     system.redis.set(KEYS.worker("stranger"), beat(held=b"\xff" * 33, queues=["öffnungszeiten"], slots=2**31 - 1))
     system.redis.sadd(KEYS.workers, "stranger", b"\xff\xfe", b"", b"w" * 100_000)
-    works(system)
+    run_a_task(system)
     assert system.quarantine() == []
 
 
 @pytest.mark.parametrize("names", [b"\xff", encode(["a\0b", "job"]), encode([1]), encode(["n" * 100_000])])
-def test_names_that_make_no_sense_are_nobodys(system: System, names: bytes) -> None:
+def test_invalid_task_names_are_ignored(system: System, names: bytes) -> None:
     system.worker()
     system.redis.set(KEYS.worker("stranger"), beat(slots=5))
     system.redis.set(KEYS.names("digest"), names)
     system.redis.sadd(KEYS.workers, "stranger")
-    works(system)
+    run_a_task(system)
 
 
-# -- keys that hold something else
+# -- keys with foreign values
 
 STRANGE: dict[str, Callable[[Redis, str], object]] = {
     "noise": lambda redis, key: redis.set(key, b"\xff\xfe"),
@@ -141,27 +141,27 @@ STRANGE: dict[str, Callable[[Redis, str], object]] = {
 
 
 @pytest.mark.parametrize("key", [KEYS.generation, KEYS.server, KEYS.database, KEYS.term, KEYS.applied, KEYS.canary])
-def test_what_is_not_ours_is_replaced(system: System, key: str) -> None:
-    works(system)
+def test_foreign_values_are_replaced(system: System, key: str) -> None:
+    run_a_task(system)
     for put in STRANGE.values():
         system.redis.set(key, "something")
         put(system.redis, key)
-        works(system)
+        run_a_task(system)
         assert foreign_keys(system) == {}
 
 
-def test_a_term_that_postgres_never_issued_is_overruled(system: System, caplog: pytest.LogCaptureFixture) -> None:
-    """The database was restored from a backup, say, and Redis was not."""
-    works(system)
+def test_a_term_never_issued_by_postgres_is_overruled(system: System, caplog: pytest.LogCaptureFixture) -> None:
+    """For example, the database was restored from a backup and Redis was not."""
+    run_a_task(system)
     system.redis.set(KEYS.term, 10**12)
     with caplog.at_level(logging.ERROR):
-        works(system)
+        run_a_task(system)
     assert caplog.text.count("Redis holds a later term") == 1
     assert system.redis.get(KEYS.term).split()[0] == str(system.scheduler._leadership.term).encode()  # type: ignore[union-attr]
 
 
-def test_a_later_term_that_postgres_did_issue_is_not_overruled(system: System) -> None:
-    works(system)
+def test_a_later_term_issued_by_postgres_is_not_overruled(system: System) -> None:
+    run_a_task(system)
     old = system.scheduler
     system.lead()
     with pytest.raises(TermOver):
@@ -188,7 +188,7 @@ def exhaust(redis: Redis, key: str) -> None:
 
 @pytest.mark.parametrize("damage", [put_string, put_list, remove, exhaust])
 def test_a_damaged_events_stream_begins_a_generation(system: System, damage: Callable[[Redis, str], None]) -> None:
-    """Workers could not report any more, and nobody would notice."""
+    """Otherwise workers could no longer report, unnoticed."""
     worker = system.worker()
     (handle,) = system.dispatch()
     task = worker.take()[0]
@@ -200,13 +200,11 @@ def test_a_damaged_events_stream_begins_a_generation(system: System, damage: Cal
     system.tick()
     assert handle.status() == "success"
     assert system.redis.exists(KEYS.events(old)) == 0
-    works(system)
+    run_a_task(system)
 
 
 @pytest.mark.parametrize("damage", [put_string, put_list, remove, exhaust])
-def test_a_damaged_queue_costs_its_messages_and_nothing_else(
-    system: System, damage: Callable[[Redis, str], None]
-) -> None:
+def test_a_damaged_queue_loses_only_its_messages(system: System, damage: Callable[[Redis, str], None]) -> None:
     worker = system.worker()
     other = system.worker("w2", queue="other")
     handles = system.dispatch(3)
@@ -229,14 +227,14 @@ FIXED = [KEYS.nudges, KEYS.workers, KEYS.quarantine]
 
 
 @pytest.mark.parametrize("key", FIXED)
-def test_a_key_that_somebody_has_taken_is_named_and_the_loop_goes_on_when_it_is_free(
+def test_an_occupied_key_is_reported_and_the_leader_recovers(
     system: System, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = system.worker()
-    works(system)
+    run_a_task(system)
     put_string(system.redis, key)
     with caplog.at_level(logging.WARNING):
-        handle = system.job.enqueue(1)  # is committed, and so does not fail
+        handle = system.job.enqueue(1)  # committed already, so the call does not fail
         worker.flush(b"\xff")
         for _ in range(3):
             system.clock.now += 1.0
@@ -254,7 +252,7 @@ def test_a_key_that_somebody_has_taken_is_named_and_the_loop_goes_on_when_it_is_
 
 
 def test_a_flood_of_hostile_messages_is_bounded(system: System, caplog: pytest.LogCaptureFixture) -> None:
-    """The rest goes on, the quarantine stays small, and the log has a line for each tick, not for each message."""
+    """Other work goes on, the quarantine stays small, and the log has one line for each tick, not each message."""
     worker = system.worker()
     handles = system.dispatch(3)
     tasks = worker.take()
@@ -272,7 +270,7 @@ def test_a_flood_of_hostile_messages_is_bounded(system: System, caplog: pytest.L
     assert caplog.text.count("event.quarantined") <= 3
 
 
-def test_a_message_larger_than_any_is_not_decoded(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_oversized_message_is_not_decoded(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
     tasks = worker.take()
@@ -296,7 +294,7 @@ DISPATCHES = {
 
 
 @pytest.mark.parametrize("name", DISPATCHES)
-def test_a_worker_sets_aside_what_it_cannot_run_and_takes_what_came_beside_it(system: System, name: str) -> None:
+def test_a_worker_sets_aside_invalid_messages_and_runs_the_others(system: System, name: str) -> None:
     worker = system.worker()
     (before,) = system.dispatch()
     stream = KEYS.queue(system.generation, "default")
@@ -312,7 +310,7 @@ def test_a_worker_sets_aside_what_it_cannot_run_and_takes_what_came_beside_it(sy
     assert system.redis.xlen(stream) == 0
 
 
-def test_orders_of_a_stranger_are_set_aside_by_the_worker(system: System) -> None:
+def test_a_worker_sets_aside_invalid_orders(system: System) -> None:
     worker = system.worker()
     for body in (b"\xff", b"", encode([[[b"abc", 1]]])):
         system.redis.xadd(KEYS.orders("w1"), {"d": body})
@@ -322,11 +320,11 @@ def test_orders_of_a_stranger_are_set_aside_by_the_worker(system: System) -> Non
     assert [refused[b"entry"].partition(b"/")[0] for refused in system.quarantine()] == [b"orders of w1"] * 3
 
 
-# -- what a worker and a client hear
+# -- messages to workers and clients
 
 
-def test_a_reporter_believes_no_position_that_is_none(system: System) -> None:
-    """Its thread would die of it, and with it every report to come."""
+def test_a_reporter_ignores_invalid_positions(system: System) -> None:
+    """Otherwise its thread would die, and with it every later report."""
     new = NewTask(time_ordered_id(1, bytes(10)), "job", "default", b"\x92\x90\x80")
     held = HeldAttempts(10)
     reporter = Reporter(WorkerStreams(connect(system.settings.redis_url), KEYS), "w1", held)
@@ -344,7 +342,7 @@ def test_a_reporter_believes_no_position_that_is_none(system: System) -> None:
     assert not handed.is_alive()
 
 
-def test_a_waiter_believes_no_announcement_that_makes_no_sense(system: System) -> None:
+def test_a_waiting_client_ignores_invalid_announcements(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
     tasks = worker.take()

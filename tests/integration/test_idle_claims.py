@@ -1,6 +1,6 @@
-"""A tick that only applies successes does not claim where nothing can be ready; wherever something can be, it does.
+"""A tick that only applies successes skips the claim if no task can be ready; otherwise it claims.
 
-The clock of the leader stands still here, so that no look at the fleet makes up for a claim that was left out.
+The clock of the leader stands still here, so that no check of the fleet makes up for a skipped claim.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.waiting import eventually
 
 @pytest.fixture
 def claimed(system: System, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Note how many tasks each claim finds."""
+    """Record the number of tasks that each claim finds."""
     found: list[int] = []
 
     def noting(*arguments: Any) -> list[claims.Claimed]:
@@ -35,7 +35,7 @@ def claimed(system: System, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def drained(system: System, worker: Worker, *, tasks: int = 1, **options: Any) -> list[Dispatch]:
-    """Have tasks handed out, and let the leader hear of no more nudges."""
+    """Dispatch tasks and consume all nudges."""
     for _ in range(tasks):
         enqueue(system, **options)
     system.tick(3)
@@ -43,14 +43,14 @@ def drained(system: System, worker: Worker, *, tasks: int = 1, **options: Any) -
 
 
 def enqueue(system: System, **options: Any) -> Handle[Any]:
-    """Enqueue a task, and wait until Redis has the nudge: a client does not."""
+    """Enqueue a task and wait until Redis has the nudge; clients do not wait."""
     before = system.redis.xlen(system.keys.nudges)
     handle = system.job.options(**options).enqueue()
     eventually(lambda: system.redis.xlen(system.keys.nudges) > before, "the nudge is there")
     return handle
 
 
-def test_a_tick_that_applies_successes_claims_nothing(system: System, claimed: list[int]) -> None:
+def test_a_tick_that_only_applies_successes_does_not_claim(system: System, claimed: list[int]) -> None:
     worker = system.worker()
     system.settle()
     taken = drained(system, worker, tasks=3)
@@ -65,14 +65,14 @@ def test_a_tick_that_applies_successes_claims_nothing(system: System, claimed: l
     assert handle.status() == "dispatched", "whoever enqueues nudges"
 
 
-def test_after_a_rollback_it_claims(system: System, claimed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tick_after_a_rollback_claims(system: System, claimed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     worker = system.worker()
     system.settle()
     first, second = drained(system, worker, tasks=2)
     worker.succeed(first)
     with monkeypatch.context() as patch:
         patch.setattr(system.scheduler.term, "_is_drained", lambda *_: 1 / 0)
-        system.tick()  # which fails, and the next one bisects
+        system.tick()  # fails; the next tick bisects
     claimed.clear()
     worker.succeed(second)
     system.tick()
@@ -155,7 +155,7 @@ def _new() -> NewTask:
     "arrange",
     [_full_slots, _full_limit, _full_queue, _follow_up, _retry, _handed_back, _child, _enqueued, _next_step],
 )
-def test_what_becomes_ready_by_a_report_is_handed_out_at_once(
+def test_tasks_made_ready_by_a_report_are_dispatched_at_once(
     system: System, arrange: Callable[[System], Callable[[Worker], None]]
 ) -> None:
     worker = system.worker()

@@ -1,4 +1,4 @@
-"""Child processes of a worker: used again while there is work, and ended when there is none."""
+"""Child processes of a worker: reused while there is work, and ended when there is none."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def children() -> set[int]:
     for child in psutil.Process(os.getpid()).children():
         with suppress(psutil.Error):  # it has just ended
             command = child.cmdline()
-            is_dying = not command and child.status() != psutil.STATUS_ZOMBIE  # and can still be taken for alive
+            is_dying = not command and child.status() != psutil.STATUS_ZOMBIE  # and may still look alive
             if is_dying or "orchestrator.workers.running.isolated" in command:
                 found.add(child.pid)
     return found
 
 
-def test_children_are_used_again(isolation: Isolation) -> None:
+def test_children_are_reused(isolation: Isolation) -> None:
     first = run(isolation)
     assert run(isolation) == first
 
 
-def test_children_that_were_idle_for_long_retire() -> None:
+def test_idle_children_exit() -> None:
     isolation = Isolation(WorkerSpec(app=f"{APPLICATION}:app"), ClosedOutbox(), kept_warm=0.5)
     with ThreadPoolExecutor(3) as threads:
         used = set(threads.map(lambda _: run(isolation), range(3)))
@@ -75,10 +75,10 @@ def test_children_that_were_idle_for_long_retire() -> None:
     isolation.close()
 
 
-def test_the_first_children_do_the_work_of_those_that_would_have_to_start(
+def test_running_children_take_over_the_work_of_starting_ones(
     isolation: Isolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker died with many short tasks: what takes long is to start processes for them."""
+    """A worker once died of many short tasks, because starting processes for them takes long."""
     monkeypatch.setattr(isolated, "_MAX_STARTING", 1)
     with ThreadPoolExecutor(16) as threads:
         used = list(threads.map(lambda _: run(isolation), range(32)))
@@ -86,7 +86,7 @@ def test_the_first_children_do_the_work_of_those_that_would_have_to_start(
     assert len(set(used)) <= 8
 
 
-def test_a_job_that_waits_for_a_child_can_be_stopped(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_waiting_for_a_child_can_be_stopped(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated, "_MAX_STARTING", 0)
     job = new_job()
     with ThreadPoolExecutor(1) as threads:

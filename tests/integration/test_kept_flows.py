@@ -1,4 +1,4 @@
-"""What a leader keeps in memory of runs of flows is what stands in Postgres, and no more than it needs."""
+"""The leader's cache of flow runs matches Postgres, and holds no more than needed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stage(system: System) -> Stage:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[list[bytes]]:
-    """Which runs were read, each time."""
+    """The run ids of each read."""
     found: list[list[bytes]] = []
     load = store.load
 
@@ -53,9 +53,7 @@ def kept(stage: Stage) -> Flows:
     return stage.system.scheduler.term.flows
 
 
-def test_a_run_is_read_when_it_begins_and_after_it_has_waited_and_not_after_each_task(
-    stage: Stage, loads: list[list[bytes]]
-) -> None:
+def test_a_run_is_read_only_when_it_begins_and_after_waiting(stage: Stage, loads: list[list[bytes]]) -> None:
     run = stage.system.app.flows["line"].start(n=1)
     stage.system.tick_until(lambda: run.cursor() == "a")
     assert len(kept(stage)._runs) == 1
@@ -70,7 +68,7 @@ def test_a_run_is_read_when_it_begins_and_after_it_has_waited_and_not_after_each
     assert len(kept(stage)._runs) == 0
 
 
-def test_a_run_that_is_cancelled_or_whose_leader_is_another_goes_on_from_postgres(stage: Stage) -> None:
+def test_after_a_cancel_or_takeover_runs_continue_from_postgres(stage: Stage) -> None:
     system = stage.system
     one, other = (system.app.flows["line"].start(n=n) for n in (1, 2))
     system.tick_until(lambda: one.cursor() == other.cursor() == "a")
@@ -89,7 +87,7 @@ def test_a_run_that_is_cancelled_or_whose_leader_is_another_goes_on_from_postgre
     assert (other.cursor(), other.shared()["n"]) == ("ask", 12)
 
 
-def test_what_was_planned_in_a_tick_that_failed_is_not_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_of_a_failed_tick_are_not_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     system = stage.system
     run = system.app.flows["line"].start(n=1)
     system.tick_until(lambda: run.cursor() == "a")

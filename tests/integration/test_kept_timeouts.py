@@ -1,4 +1,4 @@
-"""A timeout that a caller gives bounds the call, also where Postgres, Redis or the API hangs."""
+"""A caller's timeout bounds the call, even if Postgres, Redis or the API hangs."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ pytestmark = pytest.mark.own_connections
 
 TIMEOUT = 0.3
 KEPT = 9.5
-"""Seconds by which a call with that timeout has ended: 2, and more on a machine that is busy. It took 10 to 42."""
+"""Seconds by which a call with that timeout must end: 2, or more on a busy machine. Formerly it took 10 to 42."""
 MANY = 40
-"""More than there are threads for coroutines, or connections to Postgres."""
+"""Number of calls: more than there are threads for coroutines, or connections to Postgres."""
 
 
 @contextmanager
 def stopped(server: int) -> Iterator[None]:
-    """Let a server and all its processes stand still while the block lasts."""
-    os.kill(server, signal.SIGSTOP)  # and it starts no others
+    """Suspend a server and all its processes during the block."""
+    os.kill(server, signal.SIGSTOP)  # first, so that it starts no other processes
     processes = [server, *(child.pid for child in psutil.Process(server).children(recursive=True))]
     try:
         for process in processes[1:]:
@@ -55,7 +55,7 @@ def stopped(server: int) -> Iterator[None]:
 
 
 class Waiting:
-    """Everything that can be waited for, with a timeout; nothing of it comes."""
+    """Every kind of call that waits with a timeout; none of them can succeed."""
 
     def __init__(self, app: Orchestrator) -> None:
         self.task = app.task(name="job")(lambda: None)
@@ -88,8 +88,8 @@ class Waiting:
         }
 
 
-def made(calls: Mapping[str, Callable[[], object]]) -> dict[str, Exception]:
-    """Make calls at the same time; return what they raise, if all of them end in time."""
+def errors_of(calls: Mapping[str, Callable[[], object]]) -> dict[str, Exception]:
+    """Make calls concurrently; check that each ends in time, and return their errors."""
     with ThreadPoolExecutor(len(calls)) as threads:
         futures = {name: threads.submit(_timed, call) for name, call in calls.items()}
         ended = {name: future.result() for name, future in futures.items()}
@@ -102,7 +102,7 @@ def _timed(call: Callable[[], object]) -> tuple[float, Exception]:
     began = time.monotonic()
     try:
         call()
-    except Exception as error:  # noqa: BLE001  # it is what is asked for
+    except Exception as error:  # noqa: BLE001  # the error is the result
         return time.monotonic() - began, error
     raise AssertionError("there is nothing that could have ended")
 
@@ -113,13 +113,13 @@ def app(database_url: str, redis_url: str) -> Iterator[Orchestrator]:
         yield app
 
 
-def test_postgres_hangs(services: EmbeddedServices, database_url: str, app: Orchestrator) -> None:
+def test_calls_time_out_while_postgres_hangs(services: EmbeddedServices, database_url: str, app: Orchestrator) -> None:
     waiting = Waiting(app)
     with pytest.raises(ResultTimeout):
-        waiting.handle.result(0)  # and so there are connections to both
+        waiting.handle.result(0)  # opens connections to both servers
     with stopped(services.postgres.pid):
         many = {f"result {number}": waiting.calls["result"] for number in range(MANY)}
-        errors = made(waiting.calls | many | {"aresult of many": partial(_all_results, waiting.handle)})
+        errors = errors_of(waiting.calls | many | {"aresult of many": partial(_all_results, waiting.handle)})
     for name in ("result", "result again", "aresult", "wait_ended", "result of code", *many):
         assert "Postgres did not answer in time" in str(errors[name]), name
     for name in ("gather", "as_completed", "aresult of many"):
@@ -143,22 +143,24 @@ def _all_results(handle: Handle[None]) -> None:
     asyncio.run(main())
 
 
-def test_redis_hangs_before_anybody_has_listened(services: EmbeddedServices, app: Orchestrator) -> None:
+def test_calls_time_out_while_redis_hangs_before_any_subscription(
+    services: EmbeddedServices, app: Orchestrator
+) -> None:
     waiting = Waiting(app)
     with stopped(services.redis.pid):
-        errors = made(waiting.calls)
+        errors = errors_of(waiting.calls)
     assert {type(error) for error in errors.values()} == {ResultTimeout}, errors
     assert "No scheduler leads" in str(errors["result"])
 
 
-def test_the_api_hangs() -> None:
+def test_calls_time_out_while_the_api_hangs() -> None:
     with (
-        socket.create_server(("127.0.0.1", 0)) as listener,  # it is listened to, and nobody answers
+        socket.create_server(("127.0.0.1", 0)) as listener,  # accepts connections and never answers
         Orchestrator(api_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as app,
     ):
         handle = app.handle("01930000-0000-7000-8000-000000000001")
         talk = app.workflow_run("01930000-0000-7000-8000-000000000001")
-        errors = made(
+        errors = errors_of(
             {
                 "result": partial(handle.result, TIMEOUT),
                 "gather": partial(gather, [handle], TIMEOUT),
@@ -175,7 +177,7 @@ def test_the_api_hangs() -> None:
         assert isinstance(errors[name], Uncertain), name
 
 
-def test_a_signal_handler_that_writes_during_a_look_has_its_own_time(app: Orchestrator) -> None:
+def test_a_signal_handler_can_write_during_a_timed_out_read(app: Orchestrator) -> None:
     task = app.task(name="job")(lambda: None)
     limit = TimeLimit(0, since=time.monotonic() - 60)
     with limit, pytest.raises(Unavailable, match="the time limit of the call has passed"):

@@ -1,4 +1,4 @@
-"""Large flows slow nobody else: their size is bounded as a whole, and the leader reads few in a tick, and each once."""
+"""Large flows delay no other work: their total size is bounded, and the leader reads few in a tick, each once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def nap(nodes: int, **params: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Return which definitions have been read, and how often."""
+    """Return the number of reads of each definition."""
     found: Counter[str] = Counter()
     read = runs.read
 
@@ -40,7 +40,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-def test_flows_that_name_each_other_twice_are_refused_before_they_are_large(
+def test_exponentially_nested_flows_are_rejected_before_expansion(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inline = nap(1)
@@ -69,7 +69,7 @@ def test_flows_that_name_each_other_twice_are_refused_before_they_are_large(
     assert asked == ["one None"]
 
 
-def test_a_flow_that_is_larger_than_the_cache_stays_in_it(
+def test_a_flow_larger_than_the_cache_stays_cached(
     system: System, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plans, "_CACHED_NODES", 30)
@@ -90,7 +90,7 @@ def test_a_flow_that_is_larger_than_the_cache_stays_in_it(
     assert reads == {"large": 1, "small": 1}
 
 
-def test_a_tick_reads_few_definitions_and_the_others_wait_for_the_next(
+def test_a_tick_reads_few_definitions_and_defers_the_rest(
     system: System, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "_MAX_NODES", 5)

@@ -9,7 +9,7 @@ from orchestrator import Retry, Workflow
 from tests.integration.stage import System
 
 ALLOWED = 100_000
-"""Bytes: what caches and free lists may take; a leak of one small object per task would be more."""
+"""Bytes that caches and free lists may use; a leak of one small object per task would exceed them."""
 
 
 def in_use() -> int:

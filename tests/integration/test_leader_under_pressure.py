@@ -1,4 +1,4 @@
-"""What the leader does while Redis takes no writes, and while looking at what is in flight has become slow."""
+"""The leader while Redis accepts no writes, and while scans of tasks in flight are slow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_events_are_applied_and_trimmed_while_redis_is_full(system: System) -> N
     assert waits.status() == "dispatched"
 
 
-def test_no_generation_begins_where_nothing_can_be_written(system: System) -> None:
+def test_no_generation_begins_while_redis_rejects_writes(system: System) -> None:
     system.pass_seconds()
     system.redis.flushall()
     before = system.sql("SELECT generation FROM orchestrator.cursors")
@@ -46,7 +46,7 @@ def test_no_generation_begins_where_nothing_can_be_written(system: System) -> No
     assert system.sql("SELECT generation FROM orchestrator.cursors") != before
 
 
-def test_an_outage_is_two_lines_in_the_log(system: System, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_is_logged_with_two_lines(system: System, caplog: pytest.LogCaptureFixture) -> None:
     system.tick_until(lambda: system.redis.get(KEYS.generation))
     with caplog.at_level(logging.INFO, "orchestrator"):
         system.redis.config_set("maxmemory", 1)
@@ -59,10 +59,8 @@ def test_an_outage_is_two_lines_in_the_log(system: System, caplog: pytest.LogCap
     assert [line.partition(":")[0] for line in lines] == ["service.unavailable", "service.available"]
 
 
-def test_a_slow_look_at_what_is_in_flight_does_not_take_all_the_time(
-    system: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A transaction that others keep open makes it slow, and would make it slower with every task."""
+def test_slow_scans_of_tasks_in_flight_are_limited(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long transaction of another client makes the scan slow, and slower with every task."""
     system.worker()
     system.settle()
     system.dispatch()
@@ -82,7 +80,7 @@ def test_a_slow_look_at_what_is_in_flight_does_not_take_all_the_time(
 
 @pytest.fixture
 def slow_front(system: System, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Make every claim from the front take a second of the leader's time; return when they were made."""
+    """Make every claim from the front of the queue take a second; return the times of these claims."""
     moments: list[float] = []
 
     def slow(*arguments: Any) -> list[claims.Claimed]:
@@ -95,7 +93,7 @@ def slow_front(system: System, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return moments
 
 
-def test_where_the_front_is_slow_claims_go_on_behind_the_last(system: System, slow_front: list[float]) -> None:
+def test_with_a_slow_front_claims_continue_behind_the_last(system: System, slow_front: list[float]) -> None:
     worker = system.worker(slots=5)
     system.settle()
     taken: list[int] = []
@@ -112,7 +110,7 @@ def test_where_the_front_is_slow_claims_go_on_behind_the_last(system: System, sl
 
 
 @pytest.mark.long
-def test_where_the_front_is_slow_the_most_urgent_still_go_first(system: System, slow_front: list[float]) -> None:
+def test_with_a_slow_front_urgent_tasks_still_go_first(system: System, slow_front: list[float]) -> None:
     worker = system.worker(slots=2)
     system.settle()
     system.job.enqueue(0)
@@ -130,9 +128,7 @@ def test_where_the_front_is_slow_the_most_urgent_still_go_first(system: System, 
     assert slow_front
 
 
-def test_where_the_front_is_slow_what_comes_back_waits_for_the_next_look(
-    system: System, slow_front: list[float]
-) -> None:
+def test_with_a_slow_front_returned_tasks_wait_for_the_next_scan(system: System, slow_front: list[float]) -> None:
     worker = system.worker(slots=2)
     system.settle()
     back = system.job.enqueue(1)

@@ -20,7 +20,7 @@ def test_a_standby_does_not_lead_while_the_lease_lasts(system: System) -> None:
     standby._leadership.disconnect()
 
 
-def test_a_dead_leaders_lease_ends_although_the_clock_of_postgres_was_set_back(system: System) -> None:
+def test_a_dead_leaders_lease_expires_despite_a_clock_set_back(system: System) -> None:
     standby = system.stand_by()
     system.sql("UPDATE orchestrator.leases SET expires_at = now() + interval '1 hour'")
     assert not standby._candidacy.try_to_lead()
@@ -31,7 +31,7 @@ def test_a_dead_leaders_lease_ends_although_the_clock_of_postgres_was_set_back(s
     standby._leadership.disconnect()
 
 
-def test_a_leader_that_lives_keeps_its_lease_whatever_the_clock_says(system: System) -> None:
+def test_a_live_leader_keeps_its_lease_despite_clock_changes(system: System) -> None:
     standby = system.stand_by()
     for _ in range(12):
         system.sql("UPDATE orchestrator.leases SET expires_at = now() + interval '1 hour'")
@@ -58,11 +58,11 @@ def test_a_deposed_leader_cannot_write(system: System) -> None:
     assert system.sql("SELECT * FROM orchestrator.tasks ORDER BY seq") == before
     assert system.sql("SELECT * FROM orchestrator.cursors") == cursor
     second.tick()
-    assert handle.status() == "success"  # the report is still there for the one that leads
+    assert handle.status() == "success"  # the current leader still finds the report
 
 
 def test_a_deposed_leader_cannot_push(system: System) -> None:
-    """It may have committed just before it was stopped, and wake up with messages in its hands."""
+    """It may have committed just before it was suspended, and resume with messages still to push."""
     system.worker()
     system.pass_seconds()
     first, generation = system.scheduler, system.generation
@@ -82,9 +82,7 @@ def test_a_deposed_leader_cannot_push(system: System) -> None:
     assert system.redis.xlen(stream) == 1
 
 
-def test_a_leader_that_redis_has_forgotten_says_so_and_leads_on(
-    system: System, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_leader_forgotten_by_redis_logs_it_and_continues(system: System, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "orchestrator.scheduler")
     worker = system.worker()
     system.pass_seconds()
@@ -96,7 +94,7 @@ def test_a_leader_that_redis_has_forgotten_says_so_and_leads_on(
         eventually(leader.leading.is_set, "it leads")
         eventually(lambda: "generation" in caplog.text and leader.term.due_in > 0, "it has looked, and waits")
         system.redis.flushall()
-        worker.beat()  # its clock stands, so that it does not look before it hands something out
+        worker.beat()  # its clock stands still, so that it checks only when it dispatches
         handle = system.job.enqueue()
         eventually(lambda: "redis.leader_forgotten" in caplog.text, "it says so")
         eventually(lambda: handle.status() == "dispatched" and leader.leading.is_set(), "it leads on")
@@ -109,7 +107,7 @@ def test_a_leader_that_redis_has_forgotten_says_so_and_leads_on(
 @pytest.mark.parametrize("renews", [False, True])
 def test_a_takeover_waits_for_the_tick_that_is_under_way(system: System, renews: bool) -> None:
     first, second = system.scheduler, system.stand_by()
-    system.worker()  # for whom a tick claims: one with nothing to do asks Postgres nothing
+    system.worker()  # gives the tick a reason to claim: an idle tick sends Postgres nothing
     system.pass_seconds()
     system.expire_lease()
     acquired: list[bool] = []

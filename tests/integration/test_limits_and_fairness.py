@@ -17,7 +17,7 @@ from tests.waiting import eventually
 
 
 def by_customer(system: System, **options: Any) -> Any:
-    """Register a task that is done for customers."""
+    """Register a task with the customer as its concurrency key."""
     return system.app.task(name="mail", concurrency_key=lambda customer, **_: customer, **options)(
         lambda customer, number=0: (customer, number)
     )
@@ -31,7 +31,7 @@ def customers(tasks: list[Dispatch]) -> Counter[str]:
 
 
 def take(system: System, worker: Worker) -> list[Dispatch]:
-    """Tick until nothing more comes, and take it."""
+    """Tick a few times and return the dispatched tasks."""
     system.pass_seconds()
     system.tick(3)
     return worker.take()
@@ -40,7 +40,7 @@ def take(system: System, worker: Worker) -> list[Dispatch]:
 # -- lanes
 
 
-def test_one_customers_thousands_do_not_delay_anothers_first(system: System) -> None:
+def test_thousands_of_tasks_of_one_key_do_not_delay_another(system: System) -> None:
     mail = by_customer(system)
     worker = system.worker(knows=["mail"], slots=10)
     system.app.enqueue_many(mail, [("big", number) for number in range(2_000)])
@@ -52,7 +52,7 @@ def test_one_customers_thousands_do_not_delay_anothers_first(system: System) -> 
     assert customers(worker.take())["small"] == 5
 
 
-def test_the_limit_of_a_key_holds_whoever_leads(system: System) -> None:
+def test_the_limit_of_a_key_holds_across_leaders(system: System) -> None:
     mail = by_customer(system, concurrency=2)
     worker = system.worker(knows=["mail"], slots=50)
     for customer in ("a", "b", "c"):
@@ -66,8 +66,8 @@ def test_the_limit_of_a_key_holds_whoever_leads(system: System) -> None:
     assert customers(take(system, worker)).total() == 1
 
 
-def test_a_retried_task_that_goes_first_leaves_no_other_behind(system: System) -> None:
-    """It is older than those that were counted, and claimed in the tick that makes it ready again."""
+def test_a_retried_task_that_goes_first_blocks_no_other_task(system: System) -> None:
+    """The retried task is older than the counted ones, and is claimed in the tick that makes it ready."""
     mail = by_customer(system, concurrency=1)
     worker = system.worker(knows=["mail"], slots=10)
     failed = mail.enqueue("a", 0)
@@ -102,7 +102,7 @@ def test_the_limit_of_a_task_holds_for_all_its_keys_and_queues(system: System) -
     assert len(take(system, one) + two.take()) == 4
 
 
-def test_a_limit_without_a_key(system: System) -> None:
+def test_a_limit_holds_without_a_key(system: System) -> None:
     lonely = system.app.task(name="lonely", concurrency=1)(lambda: None)
     worker = system.worker(knows=["lonely", "job"], slots=50)
     system.app.enqueue_many(lonely, [()] * 5)
@@ -111,7 +111,7 @@ def test_a_limit_without_a_key(system: System) -> None:
     assert Counter(task.name for task in held) == {"lonely": 1, "job": 1}
 
 
-def test_a_lost_worker_frees_its_place_when_it_is_known_to_be_lost(system: System) -> None:
+def test_a_concurrency_limit_is_freed_when_a_worker_is_lost(system: System) -> None:
     mail = by_customer(system, concurrency=1)
     worker, other = system.worker(knows=["mail"]), system.worker("other", knows=["mail"])
     system.settle()
@@ -127,7 +127,7 @@ def test_a_lost_worker_frees_its_place_when_it_is_known_to_be_lost(system: Syste
     assert again[0]["attempt"] == held.attempt + 1
 
 
-def test_a_cancelled_task_keeps_its_place_until_its_code_has_stopped(system: System) -> None:
+def test_a_cancelled_task_occupies_its_limit_until_its_code_stops(system: System) -> None:
     mail = by_customer(system, concurrency=1)
     worker = system.worker(knows=["mail"])
     system.pass_seconds()
@@ -144,8 +144,8 @@ def test_a_cancelled_task_keeps_its_place_until_its_code_has_stopped(system: Sys
     assert len(take(system, worker)) == 1
 
 
-def test_a_cancelled_task_keeps_its_place_although_no_heartbeat_lists_it_yet(system: System) -> None:
-    """Its worker has just received it, and lists it in its next heartbeat; or never had it, and never does."""
+def test_a_cancelled_task_occupies_its_limit_before_a_heartbeat_lists_it(system: System) -> None:
+    """Its worker has just received it and lists it in its next heartbeat; or it never received it, and never does."""
     mail = by_customer(system, concurrency=1)
     worker = system.worker(knows=["mail"])
     system.settle()
@@ -165,7 +165,7 @@ def test_a_cancelled_task_keeps_its_place_although_no_heartbeat_lists_it_yet(sys
     system.tick_until(lambda: worker.take())
 
 
-def test_an_attempt_that_will_not_end_keeps_its_place_although_it_has_failed(system: System) -> None:
+def test_a_lingering_failed_attempt_occupies_its_limit(system: System) -> None:
     mail = by_customer(system, concurrency=1)
     worker = system.worker(knows=["mail"])
     system.pass_seconds()
@@ -180,7 +180,7 @@ def test_an_attempt_that_will_not_end_keeps_its_place_although_it_has_failed(sys
 
 
 @pytest.mark.parametrize("how", ["at once", "after a delay", "by a task", "given back", "by hand"])
-def test_every_way_into_a_lane_is_noticed(system: System, how: str) -> None:
+def test_the_leader_notices_every_way_into_a_lane(system: System, how: str) -> None:
     mail = by_customer(system, concurrency=1)
     worker = system.worker(knows=["mail", "job"])
     if how == "at once":
@@ -227,7 +227,7 @@ def test_a_new_leader_finds_thousands_of_lanes(system: System) -> None:
     system.tick_until(lambda: worker.succeed(*worker.take()) or system.count("tasks") == 0)
 
 
-def test_more_lanes_than_are_remembered_are_all_served(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lanes_beyond_the_remembered_number_are_served(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(domain_lanes, "MAX_LANES", 50)
     mail = by_customer(system)
     worker = system.worker(knows=["mail"], slots=20)
@@ -236,7 +236,7 @@ def test_more_lanes_than_are_remembered_are_all_served(system: System, monkeypat
     system.tick_until(lambda: [worker.succeed(*worker.take()), system.tick()] and system.count("tasks") == 0)
 
 
-def test_a_tick_that_is_rolled_back_forgets_nothing(system: System) -> None:
+def test_a_rolled_back_tick_forgets_no_lane(system: System) -> None:
     mail = by_customer(system, concurrency=1)
     worker = system.worker(knows=["mail"], slots=10)
     system.app.enqueue_many(mail, [(str(number % 4),) for number in range(8)])
@@ -270,7 +270,7 @@ def test_priority_counts_across_lanes(system: System) -> None:
 # -- rates
 
 
-def test_a_rate_is_kept_and_survives_its_leader(system: System) -> None:
+def test_a_rate_limit_survives_a_change_of_leader(system: System) -> None:
     mail = by_customer(system, rate=Rate(3, per=3_600))
     worker = system.worker(knows=["mail"], slots=50)
     system.app.enqueue_many(mail, [(customer, number) for customer in "ab" for number in range(10)])
@@ -300,8 +300,8 @@ def test_the_leader_wakes_when_a_rate_allows_more(system: System) -> None:
 
 
 @pytest.mark.parametrize("limit", ["rate", "total_rate", "queue"])
-def test_what_has_not_begun_does_not_gather(system: System, limit: str) -> None:
-    """Whoever leads: a worker that stands still, or has died, would begin all of it at once."""
+def test_a_rate_limit_bounds_dispatched_tasks_that_have_not_started(system: System, limit: str) -> None:
+    """Under any leader. A stalled or dead worker would otherwise begin all of them at once."""
     rate = Rate(100, per=1, burst=2)
     most = 25 if limit == "queue" else 10
     options: Any = {} if limit == "queue" else {limit: rate}
@@ -315,7 +315,7 @@ def test_what_has_not_begun_does_not_gather(system: System, limit: str) -> None:
         return int(system.sql("SELECT count(*) FROM orchestrator.tasks WHERE status = 'dispatched'")[0]["count"])
 
     def wait_in_vain() -> None:
-        """Ticks until what may go out has gone out, and some more, at later and later times."""
+        """Tick until the allowed tasks are dispatched, then check that later ticks dispatch no more."""
         eventually(lambda: [system.pass_seconds(), handed_out() >= most][-1], "as much as may be unheard of")
         system.pass_seconds(5)
         assert handed_out() == most
@@ -333,7 +333,7 @@ def test_what_has_not_begun_does_not_gather(system: System, limit: str) -> None:
     wait_in_vain()
 
 
-def test_what_begins_late_uses_what_has_come_in_meanwhile(system: System) -> None:
+def test_late_starts_consume_rate_tokens_gained_meanwhile(system: System) -> None:
     mail = by_customer(system, rate=Rate(5, per=1_000))
     worker = system.worker(knows=["mail"], slots=50)
     system.app.enqueue_many(mail, [("a", number) for number in range(50)])
@@ -351,7 +351,7 @@ def test_what_begins_late_uses_what_has_come_in_meanwhile(system: System) -> Non
     assert len(take(system, worker)) == 2
 
 
-def test_a_rate_goes_on_when_the_clock_of_postgres_is_set_back(system: System) -> None:
+def test_a_rate_limit_works_after_the_clock_is_set_back(system: System) -> None:
     mail = by_customer(system, rate=Rate(20, per=1, burst=1))
     shared = system.app.task(name="shared", total_rate=Rate(20, per=1, burst=1))(lambda: None)
     system.app.queue("default").limit(rate="40/s")
@@ -375,7 +375,7 @@ def test_a_rate_goes_on_when_the_clock_of_postgres_is_set_back(system: System) -
     eventually(go_on, "both go on")
 
 
-def test_rates_that_nobody_waits_for_are_forgotten(system: System) -> None:
+def test_rate_limits_without_waiting_tasks_are_forgotten(system: System) -> None:
     mail = by_customer(system, rate="1000/s")
     worker = system.worker(knows=["mail"], slots=50)
     system.app.enqueue_many(mail, [(str(number),) for number in range(50)])
@@ -419,7 +419,7 @@ def test_a_task_that_has_started_does_not_expire(system: System) -> None:
 # -- queues
 
 
-def test_a_paused_queue_hands_out_nothing_and_goes_on_when_resumed(system: System) -> None:
+def test_a_paused_queue_dispatches_nothing_until_resumed(system: System) -> None:
     worker = system.worker(slots=5)
     system.app.queue("default").pause()
     handle = system.job.enqueue()
@@ -431,7 +431,7 @@ def test_a_paused_queue_hands_out_nothing_and_goes_on_when_resumed(system: Syste
     assert [task.id for task in take(system, worker)] == [raw(handle)]
 
 
-def test_the_limits_of_a_queue(system: System) -> None:
+def test_a_queue_enforces_its_concurrency_and_rate_limits(system: System) -> None:
     worker = system.worker(slots=50)
     queue = system.app.queue("default")
     queue.limit(concurrency=3)
@@ -446,7 +446,7 @@ def test_the_limits_of_a_queue(system: System) -> None:
     assert len(take(system, worker)) == 11
 
 
-def test_a_purge_cancels_what_waits_and_nothing_else(system: System) -> None:
+def test_a_purge_cancels_only_waiting_tasks(system: System) -> None:
     worker = system.worker(slots=2)
     (running,) = system.dispatch()
     system.app.queue("default").pause()
@@ -458,8 +458,8 @@ def test_a_purge_cancels_what_waits_and_nothing_else(system: System) -> None:
     assert worker.take()[0].id == raw(running)
 
 
-def test_a_purge_cancels_what_was_handed_out_where_nobody_serves_the_queue(system: System) -> None:
-    """It stood there until a worker came, and then ran."""
+def test_a_purge_cancels_dispatched_tasks_of_an_unserved_queue(system: System) -> None:
+    """Formerly these tasks stayed until a worker came, and then ran."""
     worker = system.worker()
     tasks = system.dispatch(3)
     worker.leave()
@@ -468,8 +468,8 @@ def test_a_purge_cancels_what_was_handed_out_where_nobody_serves_the_queue(syste
     system.tick_until(lambda: set(system.states(*tasks)) == {"cancelled"})
 
 
-def test_a_purge_of_many_goes_on_for_a_moment_in_each_tick(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others waited for seconds. The clock goes with what is cancelled: 250 take a twentieth of a second."""
+def test_a_large_purge_is_spread_over_ticks(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Formerly other work waited for seconds. Here cancelling 250 tasks takes 0.05 s of the clock."""
     cancel = requests.cancel_by_id
 
     def slowly(tx: Any, ids: list[bytes]) -> None:
@@ -490,8 +490,8 @@ def test_a_purge_of_many_goes_on_for_a_moment_in_each_tick(system: System, monke
     assert ended[:4] == [250, 500, 750, 1000]
 
 
-def test_a_purge_walks_along_all_that_is_open_once(system: System) -> None:
-    """It goes on where it was, also under another leader, and leaves alone what comes behind or was asked for later."""
+def test_a_purge_scans_the_open_tasks_once(system: System) -> None:
+    """It resumes where it stopped, also under another leader, and spares tasks enqueued after the request."""
     for name in ("default", "other"):
         system.app.queue(name).pause()
     system.tick()
@@ -509,8 +509,8 @@ def test_a_purge_walks_along_all_that_is_open_once(system: System) -> None:
     assert system.count("inbox") == 0
 
 
-def test_nothing_starts_that_is_being_purged(system: System) -> None:
-    """It took seconds to walk along what waits elsewhere, and a queue that was resumed at once ran all of it."""
+def test_tasks_being_purged_do_not_start(system: System) -> None:
+    """Formerly scanning other queues took seconds, and a queue resumed at once ran all its tasks."""
     worker = system.worker(slots=50)
     system.app.queue("default").pause()
     system.tick()
@@ -523,13 +523,13 @@ def test_nothing_starts_that_is_being_purged(system: System) -> None:
     system.tick(2)
     assert system.count("inbox")
     assert not worker.take()
-    system.lead()  # the next leader does not start it either
+    system.lead()  # the next leader does not start the tasks either
     system.tick_until(lambda: not system.count("inbox"))
     assert system.states(*waiting) == ["cancelled"] * 20
     system.tick_until(lambda: late.status() == "dispatched")
 
 
-def test_a_purge_that_cannot_be_done_holds_its_queue_no_longer(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_purge_releases_its_queue(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
@@ -541,8 +541,8 @@ def test_a_purge_that_cannot_be_done_holds_its_queue_no_longer(system: System, m
     assert worker.take()
 
 
-def test_a_purge_leaves_alone_what_came_after_it_whatever_clock_the_leader_has(system: System) -> None:
-    """Between two answers of Postgres the leader counts the time itself, and may be ahead by a little."""
+def test_a_purge_spares_later_tasks_despite_clock_skew(system: System) -> None:
+    """Between answers from Postgres the leader estimates the time, and may be slightly ahead."""
     system.app.queue("default").pause()
     system.tick()
     early = system.job.enqueue()
@@ -581,12 +581,12 @@ def test_draining_waits_for_the_last_task(system: System) -> None:
         ({"priority": 101}, "Option priority: expected a whole number from -100 to 100"),
     ],
 )
-def test_options_that_are_refused(system: System, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(system: System, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidTask, match=message):
         system.job.options(**options)
 
 
-def test_a_key_that_cannot_be_computed_is_refused_and_nothing_is_written(system: System) -> None:
+def test_an_invalid_computed_key_is_rejected_and_nothing_stored(system: System) -> None:
     mail = by_customer(system)
     with pytest.raises(InvalidTask, match="Option concurrency_key: expected printable text"):
         mail.enqueue("a\x00b")

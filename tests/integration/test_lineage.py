@@ -1,4 +1,4 @@
-"""What enqueued a task, and what it enqueued: kept, found again by ids, and shown to who may see it."""
+"""Parents and children of tasks: stored, found by id, and shown only to permitted keys."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def own(task: Dispatch, number: int, **changes: Any) -> NewTask:
     return child_of(task, number, parent=task.id, **changes)
 
 
-def test_a_worker_says_who_enqueues() -> None:
+def test_a_worker_records_the_parent_of_enqueued_tasks() -> None:
     app = Orchestrator()
     child = app.task(name="child")(lambda: None)
     job = Job(Dispatch(bytes(16), 3, "job", b"\x92\x90\x80", "default"), Bundle("g", "default", "1-0", 1), 0, 0.0)
@@ -53,7 +53,7 @@ def test_a_worker_says_who_enqueues() -> None:
     assert [task.parent for task in (*outbox.tasks, *job.children)] == [bytes(16)] * 2
 
 
-def test_both_ways_from_the_beginning_to_the_end(system: System) -> None:
+def test_parents_and_children_find_each_other_in_every_state(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
     assert kin(system, handle.id) == Lineage(parent=None, children=[], is_part=False)
@@ -76,7 +76,7 @@ def test_both_ways_from_the_beginning_to_the_end(system: System) -> None:
     assert children(system, handle.id)[0] == (first.id, "task", "success")
 
 
-def test_who_fails_and_is_opened_again_is_still_a_child(system: System) -> None:
+def test_a_failed_and_retried_task_keeps_its_parent(system: System) -> None:
     worker = system.worker()
     system.dispatch()
     (task,) = worker.take()
@@ -93,7 +93,7 @@ def test_who_fails_and_is_opened_again_is_still_a_child(system: System) -> None:
     assert system.row(child.id)["parent_id"] == UUID(bytes=task.id)
 
 
-def test_one_with_a_unique_key_and_one_in_a_later_attempt_are_found(system: System) -> None:
+def test_children_with_unique_keys_or_of_later_attempts_are_found(system: System) -> None:
     worker = system.worker()
     keyed = system.job.options(unique_key="k")._new((), {})
     (handle,) = system.dispatch()
@@ -112,7 +112,7 @@ def test_one_with_a_unique_key_and_one_in_a_later_attempt_are_found(system: Syst
     assert system.row(first.id)["parent_id"] == UUID(handle.id)
 
 
-def test_what_follows_an_end_came_of_it(system: System) -> None:
+def test_callback_tasks_are_children_of_their_task(system: System) -> None:
     worker = system.worker(knows=("job", "follower", "mourner"))
     follower = system.app.task(name="follower")(lambda what: what)
     mourner = system.app.task(name="mourner")(lambda what: what)
@@ -128,7 +128,7 @@ def test_what_follows_an_end_came_of_it(system: System) -> None:
         assert system.row(child.id.bytes)["parent_id"] == UUID(handle.id)
 
 
-def test_a_run_stands_for_its_tasks(system: System) -> None:
+def test_a_run_is_listed_instead_of_its_tasks(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
     (task,) = worker.take()
@@ -167,7 +167,7 @@ def test_a_run_knows_the_task_that_started_it(system: System, in_empty_folder: o
     assert (child.id.bytes, child.kind) == (run, "run")
 
 
-def test_only_so_many_are_looked_for(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_children_looked_up_is_bounded(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module("orchestrator.store.insights.lookup"), "MAX_CALLS", 2)
     worker = system.worker()
     (handle,) = system.dispatch()
@@ -184,7 +184,7 @@ def test_only_so_many_are_looked_for(system: System, monkeypatch: pytest.MonkeyP
         assert lineage_of(connection, UUID(handle.id), None, [1, 2, 3, 4]).is_part, "and of so many attempts"
 
 
-def test_it_is_shown_by_the_api_the_page_and_the_command(
+def test_lineage_is_shown_by_api_page_and_command(
     system: System, in_empty_folder: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "_KEY_TTL", 0.0)
@@ -217,7 +217,7 @@ def test_it_is_shown_by_the_api_the_page_and_the_command(
         system.sql("DELETE FROM orchestrator.api_keys")
 
 
-def test_a_parent_that_is_no_longer_kept_is_told_of(system: System, in_empty_folder: object) -> None:
+def test_a_deleted_parent_is_reported_as_no_longer_kept(system: System, in_empty_folder: object) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
     (task,) = worker.take()

@@ -1,5 +1,6 @@
-"""Many workflows that wait for one event, or for the end of one run, with expensive filters: these are evaluated over
-several ticks, and delay neither the event nor other runs.
+"""Many workflows that wait for one event, or for the end of one run, with expensive filters.
+
+These are evaluated over several ticks, and delay neither the event nor other runs.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from orchestrator.scheduler.runs.triggers import Triggers
 from tests.integration.stage import System
 
 EXPENSIVE = 8
-"""How many have a expensive filter."""
+"""Number of listeners with an expensive filter."""
 ONE = (Step(name="a", task="job"),)
 FAILS = "${event.params.absent > 1}"
 
 
 def expensive(path: str) -> str:
-    """Return a filter that lets everything through, at a cost of which two are too much for a tick (see `scarce`)."""
+    """Return a filter that accepts everything; two such filters exceed a tick's budget (see `scarce`)."""
     return "${" + " + ".join([f"len({path} + {path})"] * 10) + " > 0}"
 
 
 @pytest.fixture(autouse=True)
 def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a tick have time for little, by what expressions cost: that does not depend on the machine."""
+    """Give ticks a small budget, in the cost of expressions, which does not depend on the machine."""
     monkeypatch.setattr("orchestrator.scheduler.runs.triggers._MAX_WORK", 600)
     monkeypatch.setattr("orchestrator.domain.dag.steps.WORK_PER_TICK", 600)
     monkeypatch.setattr("orchestrator.domain.dag.scope.WORK_PER_TICK", 600)
@@ -49,8 +50,8 @@ def started(system: System) -> list[str]:
     return [row["workflow"] for row in found if row["workflow"] != "up"]
 
 
-def test_an_event_asks_those_with_dear_filters_over_several_ticks(system: System) -> None:
-    """They were asked in one: sixty took longer than the lease, and the event was lost for all."""
+def test_expensive_event_filters_are_evaluated_over_several_ticks(system: System) -> None:
+    """Formerly one tick evaluated all: sixty took longer than the lease, and the event was lost for all."""
     for number in range(EXPENSIVE):
         listen(system, f"expensive{number:02}", event="large", filter=expensive("event.list"))
     listen(system, "refusing", event="large", filter="${event.absent > 1}")
@@ -62,7 +63,7 @@ def test_an_event_asks_those_with_dear_filters_over_several_ticks(system: System
     numbers = [len(started(system))]
     assert "plain" in started(system), "who has no filter waits for none"
     assert 1 < numbers[0] < EXPENSIVE // 2
-    system.lead()  # which remembers nothing
+    system.lead()  # a new leader, without memory
     for _ in range(EXPENSIVE):
         system.tick()
         numbers.append(len(started(system)))
@@ -71,7 +72,7 @@ def test_an_event_asks_those_with_dear_filters_over_several_ticks(system: System
     assert system.count("inbox") == 0
 
 
-def test_what_is_asked_for_beside_a_dear_event_is_done_meanwhile(system: System) -> None:
+def test_other_requests_are_handled_beside_an_expensive_event(system: System) -> None:
     for number in range(EXPENSIVE):
         listen(system, f"expensive{number:02}", event="large", filter=expensive("event.list"))
     system.app.post_event("large", {"list": [1] * 300})
@@ -97,8 +98,8 @@ def end_upstream(system: System, size: int) -> Any:
 
 
 @pytest.mark.usefixtures("upstream")
-def test_a_run_ends_before_those_are_asked_who_wait_for_its_end(system: System) -> None:
-    """They were asked in the transaction in which it ended, and kept it from that."""
+def test_a_run_ends_before_its_listeners_filters_are_evaluated(system: System) -> None:
+    """Formerly they were evaluated in the transaction that ended the run, and prevented its end."""
     for number in range(EXPENSIVE):
         listen(system, f"expensive{number:02}", workflow="up", filter=expensive("event.params.list"))
     listen(system, "refusing", workflow="up", filter=FAILS)
@@ -114,7 +115,7 @@ def test_a_run_ends_before_those_are_asked_who_wait_for_its_end(system: System) 
 
 
 @pytest.mark.usefixtures("upstream")
-def test_a_listener_with_which_the_scheduler_fails_is_left_out(
+def test_a_listener_that_makes_the_scheduler_fail_is_skipped(
     system: System, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     original = Triggers._start
@@ -140,10 +141,10 @@ def test_a_listener_with_which_the_scheduler_fails_is_left_out(
     assert system.count("inbox") == 0
 
 
-def test_a_listener_that_takes_too_long_is_left_out(
+def test_a_listener_that_takes_too_long_is_skipped(
     system: System, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A tick that was ended for its time is charged to the listener that was asked, and not to the event."""
+    """A tick that ran out of time is charged to the listener under evaluation, not to the event."""
     original = Triggers._start
 
     def start(self: Triggers, tx: Any, listener: Any, event: Any) -> Any:
@@ -164,8 +165,8 @@ def test_a_listener_that_takes_too_long_is_left_out(
     assert system.count("inbox") == 0
 
 
-def test_children_whose_key_is_dear_are_created_over_several_ticks(system: System) -> None:
-    """The key of a step was counted, and that of a child's workflow was not."""
+def test_children_with_expensive_keys_are_created_over_several_ticks(system: System) -> None:
+    """Formerly the cost of a step's key counted, and that of a child workflow's key did not."""
     costs = " + ".join(["len(params.list + params.list)"] * 20)
     limit = Concurrency(limit=1, key=f"${{{costs} + params.place}}")
     params = {"list": Param(type="list")}
@@ -183,7 +184,7 @@ def test_children_whose_key_is_dear_are_created_over_several_ticks(system: Syste
         assert numbers[-1] - numbers[-2] <= 4
 
 
-def test_a_run_that_takes_too_long_says_at_which_step(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_takes_too_long_names_its_step(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     def decide(_: Any, __: Any) -> Any:
         system.clock.now += system.settings.lease
         raise TermOver
@@ -200,21 +201,21 @@ def test_a_run_that_takes_too_long_says_at_which_step(system: System, monkeypatc
     assert row["stuck"]["message"].endswith("It was at the decision of step 'slow'.")
 
 
-def test_a_transaction_that_the_scheduler_let_idle_is_not_said_to_be_an_outage(
+def test_an_idle_transaction_timeout_is_not_reported_as_an_outage(
     system: System, caplog: pytest.LogCaptureFixture
 ) -> None:
     system.settings = replace(system.settings, lease=0.3)
     scheduler = system.lead()
     with pytest.raises(OperationalError) as ended, scheduler._leadership.reading() as connection:
         driver: Any = connection.connection.driver_connection
-        select.select([driver], [], [], 10.0)  # until Postgres closes it
+        select.select([driver], [], [], 10.0)  # until Postgres closes the connection
         connection.execute(text("SELECT 1"))
     scheduler._report_outage(ended.value)
     assert "Postgres ended its transaction" in caplog.text
     assert "cannot be used" not in caplog.text
 
 
-def test_a_scheduler_that_stands_by_has_no_transaction_that_takes_long(system: System) -> None:
+def test_a_standby_reports_no_transaction_time(system: System) -> None:
     leadership = system.scheduler._leadership
     system.sql("UPDATE orchestrator.leases SET term = term + 1")
     with pytest.raises(TermOver), leadership.writing(0.0):
@@ -224,7 +225,7 @@ def test_a_scheduler_that_stands_by_has_no_transaction_that_takes_long(system: S
     assert leadership.took == 0
 
 
-def test_a_tick_that_takes_too_long_is_not_said_to_be_an_outage(
+def test_a_tick_that_takes_too_long_is_not_reported_as_an_outage(
     system: System, caplog: pytest.LogCaptureFixture
 ) -> None:
     scheduler = system.scheduler

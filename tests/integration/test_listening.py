@@ -1,4 +1,4 @@
-"""The leader waits for events with a timer of its own, and misses nothing that comes when the time is up."""
+"""The leader waits for events with its own timer, and misses no event that arrives at the timeout."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add(redis: Redis, body: bytes, generation: str = G) -> str:
     return entry.decode()
 
 
-def test_a_wait_is_as_long_as_was_asked_for(streams: LeaderStreams) -> None:
+def test_a_wait_lasts_as_long_as_requested(streams: LeaderStreams) -> None:
     def is_short() -> bool:
         began = time.monotonic()
         assert streams.read(G, "0-0", 10, 0.005).entries == []
@@ -53,11 +53,11 @@ def test_a_wait_is_as_long_as_was_asked_for(streams: LeaderStreams) -> None:
         assert waited >= 0.005
         return waited < 0.05
 
-    for _ in range(10):  # on a busy machine, others come between
+    for _ in range(10):  # other processes interfere on a busy machine
         eventually(is_short, "a short wait; by the timer of Redis alone, one after another would take 0.1 s", every=0.0)
 
 
-def test_what_comes_while_nobody_waits_is_found_by_whoever_waits_next(redis: Redis, streams: LeaderStreams) -> None:
+def test_events_between_two_waits_are_found_by_the_next_wait(redis: Redis, streams: LeaderStreams) -> None:
     assert streams.read(G, "0-0", 10, 0.001).entries == []
     first = add(redis, b"a")
     assert streams.read(G, "0-0", 10, 30.0).entries == [(first, b"a")]
@@ -69,7 +69,7 @@ def test_what_comes_while_nobody_waits_is_found_by_whoever_waits_next(redis: Red
     assert found == [(second, b"b"), (third, b"c")]
 
 
-def test_what_was_read_without_waiting_is_not_found_again(redis: Redis, streams: LeaderStreams) -> None:
+def test_events_read_without_waiting_are_not_returned_again(redis: Redis, streams: LeaderStreams) -> None:
     assert streams.read(G, "0-0", 10, 0.001).entries == []
     entry = add(redis, b"a")
     nudge(redis, KEYS)
@@ -81,10 +81,10 @@ def test_what_was_read_without_waiting_is_not_found_again(redis: Redis, streams:
     assert streams.read(G, entry, 10, 30.0).entries == [(last, b"b")]
 
 
-def test_nudges_for_tasks_alone_want_no_look(redis: Redis, streams: LeaderStreams, redis_url: str) -> None:
+def test_nudges_for_tasks_alone_need_no_full_check(redis: Redis, streams: LeaderStreams, redis_url: str) -> None:
     nudges = Nudges(redis_url, KEYS)
 
-    def heard(*kinds: bool) -> Inbound:
+    def read_after_nudges(*kinds: bool) -> Inbound:
         before = redis.xlen(KEYS.nudges)
         for is_task in kinds:
             nudges.send(is_task=is_task)
@@ -93,14 +93,22 @@ def test_nudges_for_tasks_alone_want_no_look(redis: Redis, streams: LeaderStream
 
     try:
         assert [
-            inbound.needs_full_check for inbound in (heard(True, True), heard(True, False), heard(), heard(True))
+            inbound.needs_full_check
+            for inbound in (
+                read_after_nudges(True, True),
+                read_after_nudges(True, False),
+                read_after_nudges(),
+                read_after_nudges(True),
+            )
         ] == [*(False, True, False, False)]
-        assert heard(*[True] * NUDGE_CAP).needs_full_check, "others may have been trimmed before they were read"
+        assert read_after_nudges(*[True] * NUDGE_CAP).needs_full_check, (
+            "others may have been trimmed before they were read"
+        )
     finally:
         nudges.close()
 
 
-def test_a_wait_ends_when_something_comes(redis: Redis, streams: LeaderStreams) -> None:
+def test_an_event_ends_the_wait(redis: Redis, streams: LeaderStreams) -> None:
     timer = threading.Timer(0.05, add, (redis, b"a"))
     timer.start()
     began = time.monotonic()
@@ -109,7 +117,7 @@ def test_a_wait_ends_when_something_comes(redis: Redis, streams: LeaderStreams) 
     timer.join()
 
 
-def test_a_new_generation_asks_a_new_question(redis: Redis, streams: LeaderStreams) -> None:
+def test_a_new_generation_waits_on_its_own_stream(redis: Redis, streams: LeaderStreams) -> None:
     assert streams.read(G, "0-0", 10, 0.001).entries == []
     streams.terms.begin(1, "1-2-b", life(redis))
     add(redis, b"old")
@@ -117,7 +125,7 @@ def test_a_new_generation_asks_a_new_question(redis: Redis, streams: LeaderStrea
     assert streams.read("1-2-b", "0-0", 10, 30.0).entries == [(entry, b"new")]
 
 
-def test_a_connection_that_breaks_is_an_outage_once(redis: Redis, streams: LeaderStreams) -> None:
+def test_a_broken_connection_raises_once(redis: Redis, streams: LeaderStreams) -> None:
     assert streams.read(G, "0-0", 10, 0.001).entries == []
     redis.client_kill_filter(_type="normal", skipme=True)
     with pytest.raises(ConnectionError):
@@ -126,7 +134,7 @@ def test_a_connection_that_breaks_is_an_outage_once(redis: Redis, streams: Leade
     assert streams.read(G, "0-0", 10, 30.0).entries == [(entry, b"a")]
 
 
-def test_another_server_is_asked_only_when_a_leader_has_begun_on_it(redis: Redis, streams: LeaderStreams) -> None:
+def test_another_server_is_read_only_after_a_leader_began_there(redis: Redis, streams: LeaderStreams) -> None:
     add(redis, b"of before")
     redis.set(KEYS.server, "another life")
     with pytest.raises(ConnectionError, match="no leader uses it yet"):
@@ -139,12 +147,12 @@ def test_another_server_is_asked_only_when_a_leader_has_begun_on_it(redis: Redis
     assert streams.read("1-2-b", "0-0", 10, 30.0).entries == [(entry, b"new")]
 
 
-def test_a_question_that_is_never_answered_is_given_up(streams: LeaderStreams, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somewhere between here and Redis, a connection was forgotten without a word."""
+def test_a_read_that_is_never_answered_times_out(streams: LeaderStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection between the leader and Redis was dropped silently."""
     assert streams.read(G, "0-0", 10, 0.0005).entries == []
     monkeypatch.setattr("orchestrator.transport.connection._BLOCK_SECONDS", 0.001)
     monkeypatch.setattr("orchestrator.transport.connection._ANSWER_TIMEOUT", 0.02)
-    streams._listening.close()  # so that the next question is one of these
+    streams._listening.close()  # the next read opens a connection with these timeouts
     monkeypatch.setattr(streams._listening, "_has_reply", lambda seconds: bool(time.sleep(seconds)))
     with pytest.raises(TimeoutError):
         eventually(lambda: streams.read(G, "0-0", 10, 0.01).entries, "it is given up")

@@ -27,7 +27,7 @@ ID = b"\x07" * 16
 
 @pytest.fixture
 def backup(system: System) -> Callable[[], Callable[[], None]]:
-    """Remember what is in the tables when called; return how to put it back, under a leader that starts from there."""
+    """Return a function that backs up the tables and returns a function that restores them under a new leader."""
 
     def remember() -> Callable[[], None]:
         for table in TABLES:
@@ -50,7 +50,7 @@ def lose_redis(system: System) -> None:
     system.pass_seconds()
 
 
-def test_a_generation_that_postgres_has_forgotten_is_not_begun_again_under_its_name(
+def test_a_generation_forgotten_by_postgres_is_not_reused(
     system: System, backup: Callable[[], Callable[[], None]]
 ) -> None:
     system.pass_seconds()
@@ -67,7 +67,7 @@ def test_a_generation_that_postgres_has_forgotten_is_not_begun_again_under_its_n
         forgotten = system.generation
 
 
-def test_what_a_task_enqueued_while_postgres_was_away_is_sent_again(
+def test_tasks_enqueued_while_postgres_was_away_are_sent_again(
     system: System, backup: Callable[[], Callable[[], None]]
 ) -> None:
     worker = system.worker()
@@ -85,7 +85,7 @@ def test_what_a_task_enqueued_while_postgres_was_away_is_sent_again(
     assert system.row(ID)["name"] == "job"
 
 
-def test_events_that_postgres_has_forgotten_are_noticed_and_told(
+def test_events_forgotten_by_postgres_are_noticed_and_logged(
     system: System, backup: Callable[[], Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = system.worker()
@@ -107,13 +107,13 @@ def test_events_that_postgres_has_forgotten_are_noticed_and_told(
     assert (system.generation, warnings(caplog)) == (now, []), "once"
 
 
-def test_the_loss_is_noticed_by_the_leader_after_one_that_did_not_come_to_it(
+def test_a_loss_is_noticed_by_the_next_leader_after_a_failed_one(
     system: System,
     backup: Callable[[], Callable[[], None]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The first had applied what workers had sent meanwhile, and so moved beyond what was lost."""
+    """The first leader had applied new reports from workers, and so moved past the lost events."""
     worker = system.worker()
     system.settle()
     system.dispatch(1)
@@ -135,7 +135,7 @@ def test_the_loss_is_noticed_by_the_leader_after_one_that_did_not_come_to_it(
     assert "postgres.commits_lost" in caplog.text
 
 
-def test_workers_are_told_in_the_name_of_the_generation_and_of_those_after_it(
+def test_later_generations_name_the_loss_for_absent_workers(
     system: System, backup: Callable[[], Callable[[], None]]
 ) -> None:
     worker = system.worker()
@@ -156,7 +156,7 @@ def test_workers_are_told_in_the_name_of_the_generation_and_of_those_after_it(
         assert rewind_of(system.generation) == lost, "who was away while it began hears of it later"
 
 
-def test_tasks_that_workers_know_and_postgres_does_not_are_told(system: System) -> None:
+def test_tasks_known_only_to_workers_are_reported(system: System) -> None:
     worker = system.worker()
     system.settle()
     (there,) = system.dispatch(1)
@@ -180,13 +180,11 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def fail_over(system: System) -> None:
-    """Let Postgres go on in another life, as a standby would that has taken over."""
+    """Make Postgres look like a standby that has taken over."""
     system.redis.set(KEYS.database, "another life")
 
 
-def test_a_standby_that_had_everything_takes_over_without_a_word_of_loss(
-    system: System, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_complete_standby_takes_over_without_a_loss_warning(system: System, caplog: pytest.LogCaptureFixture) -> None:
     worker = system.worker()
     system.settle()
     applied, claimed = system.dispatch(2)
@@ -200,7 +198,7 @@ def test_a_standby_that_had_everything_takes_over_without_a_word_of_loss(
         system.pass_seconds(2)
         third = system.dispatch()[0]
         (last,) = worker.take()
-        fail_over(system)  # and after a commit that only handed something out
+        fail_over(system)  # also after a commit that only dispatched a task
         system.lead()
         system.pass_seconds(2)
     assert (system.generation, warnings(caplog)) == (known, [])
@@ -212,14 +210,14 @@ def test_a_standby_that_had_everything_takes_over_without_a_word_of_loss(
         assert (row["status"], row["attempt"]) == ("success", 1), "numbers go on where they were"
 
 
-def test_a_lost_claim_is_noticed_although_no_event_was_applied_since(
+def test_a_lost_claim_is_noticed_without_applied_events(
     system: System, backup: Callable[[], Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = system.worker()
     system.settle()
     worker.succeed(*worker.take())
     handle = system.job.enqueue()
-    system.sql("UPDATE orchestrator.leases SET term = term + 10")  # so that the term itself does not tell
+    system.sql("UPDATE orchestrator.leases SET term = term + 10")  # so that the term does not reveal the loss
     restore = backup()
     system.sql("UPDATE orchestrator.leases SET term = term - 10")
     system.pass_seconds()
@@ -233,14 +231,14 @@ def test_a_lost_claim_is_noticed_although_no_event_was_applied_since(
     assert system.row(handle)["attempt"] > forgotten.attempt + 100
 
 
-def test_a_term_that_is_issued_twice_tells_of_a_lost_claim(
+def test_a_term_issued_twice_reveals_a_lost_claim(
     system: System, backup: Callable[[], Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A copy of the files has the name of the database that was lost, and no event was applied that it lacks."""
+    """A copy of the files has the identity of the lost database, and lacks no applied event."""
     worker = system.worker()
     system.settle()
     worker.succeed(*worker.take())
-    system.pass_seconds()  # all that was reported is applied
+    system.pass_seconds()  # applies all reports
     handle = system.job.enqueue()
     restore = backup()
     first = system.lead()
@@ -255,7 +253,7 @@ def test_a_term_that_is_issued_twice_tells_of_a_lost_claim(
     assert system.row(handle)["attempt"] > forgotten.attempt + 100
 
 
-def test_an_attempt_that_postgres_has_forgotten_does_not_end_the_one_that_takes_its_place(
+def test_a_forgotten_attempt_does_not_end_its_replacement(
     system: System, backup: Callable[[], Callable[[], None]]
 ) -> None:
     dead, alive = system.worker("dead"), system.worker("alive")
@@ -320,7 +318,7 @@ def test_of_two_leaders_with_the_same_term_only_the_later_pushes(
 
 
 def test_an_empty_database_numbers_attempts_from_one(system: System) -> None:
-    """Somebody began anew, on a Redis that has been used."""
+    """A fresh database on a Redis that was used before."""
     worker = system.worker()
     system.pass_seconds()
     with system.engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""Messages and workers that are lost on the way."""
+"""Lost messages, and lost workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.transport.leader import fleet
 from tests.integration.stage import ID, KEYS, ONE, TTL, System, raw
 
 
-def test_a_lost_message_costs_a_fence_number_and_no_try(system: System) -> None:
+def test_a_lost_message_costs_a_fence_number_but_no_attempt(system: System) -> None:
     worker = system.worker()
     system.settle()
     lost, fine = system.dispatch(2)
@@ -31,7 +31,7 @@ def test_a_lost_message_costs_a_fence_number_and_no_try(system: System) -> None:
     assert {(task.id, task.attempt) for task in tasks} == {(raw(fine), 1), (raw(lost), 2)}
 
 
-def test_an_unread_backlog_is_not_lost(system: System) -> None:
+def test_an_unread_backlog_does_not_count_as_lost(system: System) -> None:
     system.worker()
     system.settle()
     handles = system.dispatch(5)
@@ -40,7 +40,7 @@ def test_an_unread_backlog_is_not_lost(system: System) -> None:
     assert [system.row(handle)["attempt"] for handle in handles] == [1] * 5
 
 
-def test_a_long_task_is_left_alone_while_its_worker_lives(system: System) -> None:
+def test_a_long_task_stays_while_its_worker_lives(system: System) -> None:
     worker = system.worker()
     system.settle()
     (handle,) = system.dispatch()
@@ -52,8 +52,8 @@ def test_a_long_task_is_left_alone_while_its_worker_lives(system: System) -> Non
     assert (row["status"], row["attempt"]) == ("running", 1)
 
 
-def test_a_message_that_its_receiver_never_got_is_taken_back(system: System) -> None:
-    """The answer to its read was lost: the message counts as received, and no heartbeat lists it."""
+def test_a_message_that_never_reached_its_worker_is_dispatched_again(system: System) -> None:
+    """The reply to the worker's read was lost: the message counts as received, and no heartbeat lists it."""
     worker = system.worker()
     system.settle()
     (handle,) = system.dispatch()
@@ -66,8 +66,11 @@ def test_a_message_that_its_receiver_never_got_is_taken_back(system: System) -> 
     assert system.messages() == [(raw(handle), 2)]
 
 
-def test_the_first_loss_is_free_and_the_next_attempt_runs_alone(system: System) -> None:
-    """Only the death of a process of its own is held against a task, up to the limit; not that of its worker."""
+def test_only_the_death_of_its_own_process_charges_a_task(system: System) -> None:
+    """The loss of its worker is free; the next attempt runs alone.
+
+    Deaths of the task's own process count, up to the limit.
+    """
     system.worker("spare", slots=1)
     system.settle()
     (handle,) = system.dispatch()
@@ -103,7 +106,7 @@ def test_the_first_loss_is_free_and_the_next_attempt_runs_alone(system: System) 
     assert (row["losses"], row["alone"]) == (0, True)
 
 
-def test_a_task_that_is_there_whenever_a_worker_dies_is_given_up_in_the_end(system: System) -> None:
+def test_a_task_fails_after_thirty_deaths_of_shared_processes(system: System) -> None:
     worker = system.worker("w")
     system.settle()
     (handle,) = system.dispatch()
@@ -118,7 +121,7 @@ def test_a_task_that_is_there_whenever_a_worker_dies_is_given_up_in_the_end(syst
         handle.result(0)
 
 
-def test_each_lost_worker_is_one_warning_that_says_why(system: System, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_lost_worker_logs_one_warning_with_the_reason(system: System, caplog: pytest.LogCaptureFixture) -> None:
     system.settle()
     silent, dead = system.worker("silent"), system.worker("dead")
     handles = system.dispatch(3)
@@ -143,7 +146,7 @@ def test_each_lost_worker_is_one_warning_that_says_why(system: System, caplog: p
     assert {error.partition(". ")[0] for error in errors[3:]} == {"The process that ran this attempt died: exit code 3"}
 
 
-def test_the_neighbours_of_a_task_that_kills_its_worker_are_not_blamed(system: System) -> None:
+def test_tasks_that_share_a_lost_worker_are_not_charged(system: System) -> None:
     system.settle()
     victim = system.worker("victim")
     handles = system.dispatch(5)
@@ -160,7 +163,7 @@ def test_the_neighbours_of_a_task_that_kills_its_worker_are_not_blamed(system: S
     assert system.states(*handles) == ["success"] * 5
 
 
-def test_a_loss_that_its_parent_reports_needs_no_waiting(system: System) -> None:
+def test_a_loss_reported_by_the_parent_process_is_retried_at_once(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
     (task,) = worker.take()
@@ -171,7 +174,7 @@ def test_a_loss_that_its_parent_reports_needs_no_waiting(system: System) -> None
 
 
 def test_a_success_outranks_the_loss_of_its_process(system: System) -> None:
-    """The child died after it had finished; its parent cannot know."""
+    """The child process died after it had finished, which its parent cannot know."""
     worker = system.worker()
     (handle,) = system.dispatch()
     (task,) = worker.take()
@@ -181,7 +184,7 @@ def test_a_success_outranks_the_loss_of_its_process(system: System) -> None:
     assert handle.status() == "success"
 
 
-def test_messages_are_withdrawn_although_a_cancel_comes_in_the_same_tick(system: System) -> None:
+def test_messages_of_a_lost_worker_are_withdrawn_despite_a_cancel(system: System) -> None:
     worker, spare = system.worker(), system.worker("spare")
     system.settle()
     lost, cancelled = system.dispatch(2)
@@ -204,8 +207,8 @@ def test_messages_are_withdrawn_although_a_cancel_comes_in_the_same_tick(system:
     assert [task.id for task in spare.take()] == [raw(lost_handle)]
 
 
-def test_nothing_is_judged_before_all_events_have_been_read(engine: Engine, system: System) -> None:
-    """A worker died after it had reported, and its report stands behind more events than one look reads."""
+def test_a_worker_counts_as_lost_only_after_all_events_are_read(engine: Engine, system: System) -> None:
+    """A worker died after it had reported, and its report is behind more events than one tick reads."""
     small = System(engine, system.redis, Settings(**{**vars(system.settings), "batch": 1}))
     small.clock = system.clock
     small.lead()
@@ -226,7 +229,7 @@ def test_nothing_is_judged_before_all_events_have_been_read(engine: Engine, syst
     small.close()
 
 
-def test_redis_without_memory_is_not_a_dead_fleet(system: System) -> None:
+def test_a_full_redis_does_not_count_as_the_death_of_all_workers(system: System) -> None:
     worker = system.worker()
     system.settle()
     (handle,) = system.dispatch()
@@ -248,10 +251,8 @@ def test_redis_without_memory_is_not_a_dead_fleet(system: System) -> None:
     assert handle.status() == "success"
 
 
-def test_what_redis_remembers_of_workers_that_are_gone_is_removed(
-    system: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By any leader, one that has never seen them too; but not the consumer that still has a message to answer for."""
+def test_redis_keys_of_dead_workers_are_removed(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any leader removes them, also one that never saw these workers; but not a consumer with a pending message."""
     monkeypatch.setattr(fleet, "_CONSUMER_IDLE", -1)
     gone, holder = system.worker("gone"), system.worker("holder")
     system.pass_seconds()

@@ -1,4 +1,4 @@
-"""Where the fleet serves many queues, a claim looks at those alone that have something ready."""
+"""If the fleet serves many queues, a claim visits only queues with ready tasks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ QUEUES = [f"queue-{number:03}" for number in range(300)]
 
 
 @pytest.fixture
-def claimed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Note the queues of each claim."""
+def claimed_queues(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The queues of each claim."""
     found: list[list[str]] = []
 
     def noting(connection: Any, rooms: dict[str, int], now: Any) -> list[claims.Claimed]:
@@ -30,7 +30,7 @@ def claimed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 @pytest.fixture
 def worker(system: System) -> Worker:
-    """Return a worker of all the queues."""
+    """A worker of all queues."""
     worker = Worker(system.redis, "w1", knows=["job"], slots=10, queues=QUEUES, keys=system.keys)
     worker.beat()
     system.workers.append(worker)
@@ -38,37 +38,37 @@ def worker(system: System) -> Worker:
     return worker
 
 
-def test_only_queues_with_something_ready_are_claimed_from(
-    system: System, worker: Worker, claimed: list[list[str]]
+def test_claims_visit_only_queues_with_ready_tasks(
+    system: System, worker: Worker, claimed_queues: list[list[str]]
 ) -> None:
     handles = [system.job.options(queue=queue).enqueue() for queue in ("queue-007", "queue-299", "elsewhere")]
     system.pass_seconds()
     assert system.states(*handles) == ["dispatched", "dispatched", "pending"]
-    assert claimed == [["queue-007", "queue-299"]]
+    assert claimed_queues == [["queue-007", "queue-299"]]
     worker.succeed(*worker.take())
     system.pass_seconds(2)
     assert system.states(*handles) == ["success", "success", "pending"]
-    assert len(claimed) == 1
+    assert len(claimed_queues) == 1
     assert system.scheduler.term.dispatcher.last.has_drained
 
 
 @pytest.mark.usefixtures("worker")
-def test_where_most_have_something_all_are_claimed_from(system: System, claimed: list[list[str]]) -> None:
+def test_a_claim_visits_all_queues_when_most_have_ready_tasks(system: System, claimed_queues: list[list[str]]) -> None:
     handles = [system.job.options(queue=queue).enqueue() for queue in QUEUES[::2]]
     system.pass_seconds()
     assert set(system.states(*handles)) == {"dispatched"}
-    assert claimed == [QUEUES]
+    assert claimed_queues == [QUEUES]
 
 
 @pytest.mark.usefixtures("worker")
-def test_tasks_with_keys_are_found(system: System) -> None:
+def test_tasks_with_concurrency_keys_are_claimed(system: System) -> None:
     task = system.job.options(queue="queue-123", concurrency=1, concurrency_key="one")
     handles = [task.enqueue(), task.enqueue()]
     system.pass_seconds(2)
     assert system.states(*handles) == ["dispatched", "pending"]
 
 
-def test_tasks_that_a_tick_creates_are_claimed_in_it(system: System, worker: Worker) -> None:
+def test_tasks_created_by_a_tick_are_claimed_in_the_same_tick(system: System, worker: Worker) -> None:
     run: Any = chain(*(system.job.options(queue=queue).si(1) for queue in ("queue-001", "queue-002"))).start()
     system.tick()
     worker.succeed(*worker.take())
@@ -78,7 +78,7 @@ def test_tasks_that_a_tick_creates_are_claimed_in_it(system: System, worker: Wor
 
 
 @pytest.mark.usefixtures("worker")
-def test_many_queues_are_swept_by_turns(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_queues_are_swept_in_turns(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconcile, "_MAX_SWEPT", 200)
     swept: list[list[str]] = []
     fleet = system.scheduler.term._fleet_check.streams.fleet

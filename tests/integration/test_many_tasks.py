@@ -1,4 +1,4 @@
-"""Where very many tasks are open, what stands in queues is counted up to a bound, and told to be the least."""
+"""With very many open tasks, the counts of queues stop at a bound and are marked as minimums."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def numbers(queue: QueueCounts) -> tuple[int, ...]:
     return tuple(getattr(queue, kind) for kind in KINDS)
 
 
-def test_what_is_not_too_much_is_counted_alike_both_ways(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exact_and_bounded_counts_agree_for_few_tasks(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     connection.exec_driver_sql(TASKS, {"number": 30})
     exact = list_queues(connection)
     monkeypatch.setattr(load, "MAX_COUNTED_EXACTLY", 10)
@@ -62,13 +60,13 @@ def test_what_is_not_too_much_is_counted_alike_both_ways(
     assert [queue.queue for queue in list_queues(connection, "q1")] == ["q1"]
 
 
-def test_what_is_too_much_is_told_to_be_the_least(connection: Connection) -> None:
+def test_counts_beyond_the_bound_are_marked_as_minimums(connection: Connection) -> None:
     connection.exec_driver_sql(TASKS, {"number": 10_000})
     connection.exec_driver_sql("ANALYZE orchestrator.tasks")
     others = {*KINDS} - {"ready"}
     for queue in list_queues(connection):
         assert {*queue.least} == others
-        assert 6_666 <= queue.ready <= 6_668 + 10_000  # those that are kept back where others are at work among them
+        assert 6_666 <= queue.ready <= 6_668 + 10_000  # including held tasks among the ready ones
     assert {*overview(connection).open_least} == others
     statement = f"WITH RECURSIVE {load.COUNTS} {fleet._SHOWN}"
     fewer = statement.replace(f" {load.MAX_READY_COUNTED} ", " 1200 ")

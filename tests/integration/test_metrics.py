@@ -1,4 +1,4 @@
-"""What a leader counts: what was committed, by queue, once."""
+"""A leader's metrics count each committed change once, by queue."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def metrics(system: System) -> dict[str, Family]:
     return {family.name: family for family in system.scheduler.meter.metrics()}
 
 
-def test_a_leader_counts_what_becomes_of_tasks(system: System) -> None:
+def test_a_leader_counts_the_outcomes_of_tasks(system: System) -> None:
     worker = system.worker(slots=10)
     system.settle()
     system.dispatch(5, retries=3)
@@ -56,7 +56,7 @@ def test_a_leader_counts_what_becomes_of_tasks(system: System) -> None:
     assert sum(waited.counts) >= 5
 
 
-def test_nothing_is_counted_of_a_tick_that_is_rolled_back(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rolled_back_tick_counts_no_outcomes(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = system.worker()
     system.settle()
     system.dispatch()
@@ -72,7 +72,7 @@ def test_nothing_is_counted_of_a_tick_that_is_rolled_back(system: System, monkey
     assert sample(found, "orchestrator_ticks_total", outcome="failed") == 1
 
 
-def test_of_a_large_batch_all_are_counted_though_few_are_looked_at(system: System) -> None:
+def test_all_tasks_of_a_large_batch_are_counted(system: System) -> None:
     worker = system.worker(slots=500)
     system.settle()
     system.app.enqueue_many(system.job, [(number,) for number in range(450)])
@@ -85,7 +85,7 @@ def test_of_a_large_batch_all_are_counted_though_few_are_looked_at(system: Syste
     assert sum(meter.waits["default"].counts) == 450
 
 
-def test_queues_beyond_a_number_are_counted_as_one(system: System) -> None:
+def test_queues_beyond_the_maximum_share_one_label(system: System) -> None:
     meter = system.scheduler.meter
     labels = {meter.label(f"q{number}") for number in range(3 * MAX_QUEUES)}
     assert len(labels) == MAX_QUEUES + 1
@@ -93,7 +93,7 @@ def test_queues_beyond_a_number_are_counted_as_one(system: System) -> None:
     assert meter.label("q0") == "q0"
 
 
-def test_the_load_of_queues_is_read_along_indexes(system: System, engine: Engine) -> None:
+def test_queue_load_is_read_with_index_scans(system: System, engine: Engine) -> None:
     worker = system.worker(slots=2)
     system.settle()
     for queue, priority in (("a", 0), ("a", 5), ("b", 0)):
@@ -131,7 +131,7 @@ def test_the_load_of_queues_is_read_along_indexes(system: System, engine: Engine
     assert whole.lease_remaining > 0
 
 
-def test_everything_is_told_of_a_leader_and_what_is_wrong(system: System) -> None:
+def test_a_scheduler_exposes_its_metrics_and_problems(system: System) -> None:
     observed = ObservedScheduler(system.settings)
     assert "start" in observed.obstacles()
     observed.scheduler = system.scheduler
@@ -148,7 +148,7 @@ def test_everything_is_told_of_a_leader_and_what_is_wrong(system: System) -> Non
     observed._system.close()
 
 
-def test_what_cannot_be_read_is_told_to_be_so(system: System) -> None:
+def test_gauges_report_unreachable_servers(system: System) -> None:
     gauges = SystemGauges(
         system.settings.__class__(database_url="postgresql://localhost:1/x", redis_url="redis://localhost:1")
     )

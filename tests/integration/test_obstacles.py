@@ -1,4 +1,5 @@
-"""Whoever waits is told that no scheduler leads, that nobody serves a queue, or that nobody knows a task."""
+"""Calls that wait report why nothing happens: no scheduler leads, no worker serves the queue, or none knows the
+task."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ def app(system: System) -> Orchestrator:
     return system.app
 
 
-def wait_for_long(system: System) -> None:
+def age_tasks(system: System) -> None:
     system.sql("UPDATE orchestrator.tasks SET created_at = now() - interval '1 minute'")
 
 
-def stay_young(system: System) -> None:
-    """Let no task be taken for one that waits for long, however long this test takes."""
+def keep_tasks_young(system: System) -> None:
+    """Set creation times in the future: no task counts as waiting for long, however slow the test is."""
     system.sql("UPDATE orchestrator.tasks SET created_at = now() + interval '1 hour'")
 
 
@@ -45,12 +46,12 @@ def serve(system: System, queue: str) -> None:
         connection.exec_driver_sql("UPDATE orchestrator.workers SET seen_at = now() + interval '1 hour'")
 
 
-def test_a_wait_for_a_task_tells_what_is_in_the_way(system: System, app: Orchestrator) -> None:
+def test_a_timed_out_wait_for_a_task_reports_the_reason(system: System, app: Orchestrator) -> None:
     handle = app.enqueue("ship")
-    stay_young(system)
+    keep_tasks_young(system)
     with pytest.raises(ResultTimeout, match="It is in progress; ask again"):
         handle.result(timeout=0)
-    wait_for_long(system)
+    age_tasks(system)
     with pytest.raises(
         ResultTimeout,
         match="no live worker. Start one: .* --queues parcels; if one is running, its log says .*; ask again, or see",
@@ -73,18 +74,18 @@ def test_a_wait_for_a_task_tells_what_is_in_the_way(system: System, app: Orchest
         handle.result(timeout=0.01)
 
 
-def test_a_wait_for_a_run_tells_what_is_in_the_way(system: System, app: Orchestrator) -> None:
+def test_a_timed_out_wait_for_a_run_reports_the_reason(system: System, app: Orchestrator) -> None:
     run = app.start_many(app.tasks["ship"], [(), ()])
     app.workflows.apply(Definition(name="flow", queue="reports", steps=(Step(name="a", task="file.py:function"),)))
     steps = app.workflows["flow"].start()
     system.tick(2)
-    wait_for_long(system)
+    age_tasks(system)
     for handle, queue in ((run, "parcels"), (steps, "reports")):
         with pytest.raises(ResultTimeout, match=f"Queue '{queue}' has ready tasks and no live worker"):
             handle.wait_ended(timeout=0.01)
 
 
-def test_whoever_waits_without_a_limit_finds_it_in_the_log(
+def test_a_wait_without_timeout_logs_the_reason_once(
     system: System, app: Orchestrator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(waiting, "_POLL_INTERVAL", 0.05)
@@ -106,7 +107,9 @@ def test_whoever_waits_without_a_limit_finds_it_in_the_log(
 
 
 @pytest.mark.parametrize("words", [("enqueue", "far.away", "--wait"), ("runs", "start", "flow", "--watch")])
-def test_commands_that_wait_tell_it_within_seconds(system: System, tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_waiting_commands_report_a_missing_leader_within_seconds(
+    system: System, tmp_path: Path, words: tuple[str, ...]
+) -> None:
     system.app.workflows.apply(Definition(name="flow", steps=(Step(name="a", task="file.py:function"),)))
     system.sql("UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'")
     environment = {
@@ -122,7 +125,7 @@ def test_commands_that_wait_tell_it_within_seconds(system: System, tmp_path: Pat
         waiter.kill()
 
 
-def test_a_query_says_within_seconds_that_no_scheduler_leads(system: System) -> None:
+def test_a_query_reports_a_missing_leader_within_seconds(system: System) -> None:
     @system.app.workflow(name="basket")
     async def basket(ctx: WorkflowContext) -> None:
         await ctx.signals("end").get()
@@ -135,13 +138,13 @@ def test_a_query_says_within_seconds_that_no_scheduler_leads(system: System) -> 
     assert time.monotonic() - began < 5.0, "it would wait for thirty seconds"
 
 
-def test_a_query_without_an_answer_says_which_workers_could_answer(system: System) -> None:
+def test_an_unanswered_query_names_the_workers_that_could_answer(system: System) -> None:
     @system.app.workflow(name="basket")
     async def basket(ctx: WorkflowContext) -> None:
         await ctx.signals("end").get()
 
     handle = basket.start()
-    stay_young(system)
+    keep_tasks_young(system)
     worker = system.worker("w1", knows=("job", "basket"), queue="default")
     system.pass_seconds()
     said = (

@@ -1,4 +1,4 @@
-"""A task runs as its decorator says, wherever it comes from: the cells of the table in docs/limits.md."""
+"""A task gets the options of its decorator, however it is enqueued: the cells of the table in docs/limits.md."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SAID: dict[str, Any] = {
     "max_starts": 4,
 }
 KEPT_OTHERWISE = {"queue": "queue", "priority": "priority", "delay": "delay", "expires": "expires", "retries": "retry"}
-"""Where the options of `SAID` are kept that are no field of the same name of the column `options`."""
+"""Where options of `SAID` are stored that have no field of the same name in the column `options`."""
 NOT_SAID = {
     "eta": "instead of delay",
     "redact": "of the function, whose arguments it names",
@@ -54,20 +54,20 @@ NOT_SAID = {
     "on_success": "given below",
     "on_failure": "given below",
 }
-"""Options that `SAID` leaves out, and why."""
+"""Options that `SAID` leaves out, with the reason."""
 
 
 @pytest.fixture
 def mail(system: System) -> Task[..., Any]:
-    """A task with every option that can be given on the decorator and need not be refused somewhere."""
+    """A task with every option that a decorator accepts and that no origin rejects."""
     task: Task[..., Any] = system.app.task(name="mail", on_success=system.job, on_failure=[system.job], **SAID)(
         lambda **given: given
     )
     return task
 
 
-def found(system: System) -> dict[str, Any]:
-    """Return how the one task `mail` in the database is to run."""
+def stored_options(system: System) -> dict[str, Any]:
+    """Return the stored options of the only task `mail` in the database."""
     (row,) = system.sql(
         "SELECT queue, priority, lane, options, callbacks, round(extract(epoch FROM wake_at - created_at)) AS delay,"
         " round(extract(epoch FROM expires_at - created_at)) AS expires FROM orchestrator.tasks WHERE name = 'mail'"
@@ -76,7 +76,7 @@ def found(system: System) -> dict[str, Any]:
 
 
 def run_job(system: System, worker: Worker) -> None:
-    """Have the job that waits succeed."""
+    """Complete the pending job successfully."""
     system.pass_seconds(2)
     worker.succeed(*worker.take())
     system.tick(2)
@@ -145,16 +145,16 @@ def code(system: System, mail: Task[..., Any], worker: Worker) -> None:
 def nothing() -> None: ...
 
 
-def test_the_code_of_a_workflow_may_name_moments(system: System) -> None:
+def test_workflow_code_schedules_tasks_with_absolute_times(system: System) -> None:
     worker = system.worker(knows=["coded"])
     now = datetime.now(UTC)
     moments: dict[str, Any] = {"eta": now + timedelta(minutes=10), "expires": now + timedelta(minutes=20)}
     code(system, system.app.task(name="mail", **moments)(nothing), worker)
-    assert 590 < found(system)["delay"] < 610
-    assert 1190 < found(system)["expires"] < 1210
+    assert 590 < stored_options(system)["delay"] < 610
+    assert 1190 < stored_options(system)["expires"] < 1210
 
 
-def test_the_code_of_a_workflow_cannot_share_a_task(system: System) -> None:
+def test_workflow_code_rejects_tasks_with_unique_keys(system: System) -> None:
     worker = system.worker(knows=["coded"])
     code(system, system.app.task(name="mail", unique_key="k")(nothing), worker)
     (run,) = system.sql("SELECT status FROM orchestrator.runs")
@@ -163,10 +163,10 @@ def test_the_code_of_a_workflow_cannot_share_a_task(system: System) -> None:
     assert "has a unique key, and a run needs all its tasks" in own["error"]["message"]
 
 
-def test_every_option_is_said_and_kept(system: System, mail: Task[..., Any]) -> None:
+def test_every_option_is_tested_and_stored(system: System, mail: Task[..., Any]) -> None:
     assert {*SAID, *NOT_SAID} == {*OPTION_NAMES}
     mail.enqueue()
-    row = found(system)
+    row = stored_options(system)
     kept = {"concurrency_key": row["lane"], **row, **row["options"]}
     assert {name for name in SAID if kept.get(KEPT_OTHERWISE.get(name, name)) in (None, "", {})} == set()
 
@@ -175,27 +175,27 @@ ORIGINS = [in_a_run, child, follower, step, hook, schedule, code]
 
 
 @pytest.mark.parametrize("origin", ORIGINS, ids=[origin.__name__ for origin in ORIGINS])
-def test_a_task_runs_as_its_decorator_says(
+def test_every_origin_applies_the_decorators_options(
     system: System, mail: Task[..., Any], origin: Callable[[System, Task[..., Any], Worker], None]
 ) -> None:
     worker = system.worker(knows=["job", "coded"])
     system.pass_seconds()
     enqueued(system, mail, worker)
-    expected = found(system)
+    expected = stored_options(system)
     assert (expected["lane"], expected["delay"], expected["expires"]) == ("mail|acme", 30, 90)
     assert set(expected["options"]) >= {"retry", "timeout", "soft_timeout", "isolation", "rate", "weight"}
     system.sql("DELETE FROM orchestrator.tasks")
     origin(system, mail, worker)
-    assert found(system) == expected
+    assert stored_options(system) == expected
 
 
-def test_what_the_step_says_goes_first(system: System, mail: Task[..., Any]) -> None:
+def test_options_of_a_step_override_those_of_its_task(system: System, mail: Task[..., Any]) -> None:
     flow = Workflow("flow")
     flow.task("send", mail, queue="other", priority=0, retries=0, timeout=50, concurrency_key="globex")
     system.app.workflows.apply(flow)
     system.app.workflows["flow"].start()
     system.pass_seconds(2)
-    row = found(system)
+    row = stored_options(system)
     assert (row["queue"], row["priority"], row["lane"]) == ("other", 0, "mail|globex")
     assert (row["options"]["retry"], row["options"]["timeout"], row["options"]["soft_timeout"]) == ({}, 50, 20)
 
@@ -220,9 +220,10 @@ def test_a_step_waits_for_its_delay_and_expires(system: System) -> None:
 
 @pytest.fixture
 def by_key(system: System) -> Callable[[], Counter[str]]:
-    """Register a task of which one may run for each customer; return what tells how many are in flight, by lane."""
+    """Register a task that runs once at a time for each customer; return a function that counts tasks in flight by
+    lane."""
 
-    def in_flight() -> Counter[str]:
+    def count_in_flight() -> Counter[str]:
         system.pass_seconds(3)
         rows = system.sql("SELECT lane FROM orchestrator.tasks WHERE status IN ('dispatched', 'running')")
         return Counter(row["lane"] for row in rows)
@@ -230,10 +231,12 @@ def by_key(system: System) -> Callable[[], Counter[str]]:
     system.app.task(name="send", concurrency=1, concurrency_key=lambda customer, **_: customer)(
         lambda customer: customer
     )
-    return in_flight
+    return count_in_flight
 
 
-def test_a_fan_out_keeps_to_the_limit_of_each_key(system: System, by_key: Callable[[], Counter[str]]) -> None:
+def test_a_fan_out_respects_the_limit_of_each_concurrency_key(
+    system: System, by_key: Callable[[], Counter[str]]
+) -> None:
     worker = system.worker(knows=["send"])
     flow = Workflow("flow", params={"customers": list})
     flow.task("send", "send", foreach=flow.params.customers, input={"customer": flow.item}, concurrency_key=flow.item)
@@ -251,7 +254,7 @@ def test_a_fan_out_keeps_to_the_limit_of_each_key(system: System, by_key: Callab
     assert run.progress().status == "success"
 
 
-def test_a_key_that_cannot_be_one_fails_the_step(system: System, by_key: Callable[[], Counter[str]]) -> None:
+def test_an_invalid_concurrency_key_fails_the_step(system: System, by_key: Callable[[], Counter[str]]) -> None:
     flow = Workflow("flow", params={"customer": Param(type="any", default=None)})
     flow.task("send", "send", input={"customer": "x"}, concurrency_key=flow.params.customer)
     system.app.workflows.apply(flow)
@@ -265,7 +268,7 @@ def test_a_key_that_cannot_be_one_fails_the_step(system: System, by_key: Callabl
     assert none.progress().status == "running"
 
 
-def test_what_a_task_says_is_part_of_the_version(system: System) -> None:
+def test_a_changed_task_option_creates_a_new_workflow_version(system: System) -> None:
     flow = Workflow("flow")
     flow.task("work", "job")
     assert [system.app.workflows.apply(flow) for _ in range(2)] == [1, 1]

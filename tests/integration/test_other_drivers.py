@@ -1,4 +1,4 @@
-"""Tasks that are enqueued in transactions of psycopg2, psycopg 3, asyncpg and Django."""
+"""Tasks enqueued in transactions of psycopg2, psycopg 3, asyncpg and Django."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def app(database_url: str, redis_url: str) -> Iterator[Orchestrator]:
 
 
 class Drivers:
-    """One transaction with each driver: what it enqueues is kept or not."""
+    """One transaction with each driver, which is committed or rolled back."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -94,14 +94,14 @@ def test_each_driver_writes_the_same_row(app: Orchestrator, engine: Engine, driv
             assert _row(engine, written) == _row(engine, one.enqueue(b"\0\\x\t").id), (number, chosen)
 
 
-def test_what_is_rolled_back_was_never_enqueued(app: Orchestrator, driver: Enqueue) -> None:
+def test_a_rolled_back_transaction_enqueues_nothing(app: Orchestrator, driver: Enqueue) -> None:
     task = app.task(name="job")(lambda value: value)
     (undone,) = driver(task, [1], keep=False)
     with pytest.raises(NotFound):
         app.handle(undone).status()
 
 
-def test_a_key_is_taken_once(app: Orchestrator, driver: Enqueue, request: pytest.FixtureRequest) -> None:
+def test_a_unique_key_admits_one_task(app: Orchestrator, driver: Enqueue, request: pytest.FixtureRequest) -> None:
     task = app.task(name="job")(lambda value: value)
     key = request.node.name
     first, second = driver(task.options(unique_key=key), [1, 1])
@@ -126,7 +126,7 @@ def test_the_commit_wakes_the_leader(app: Orchestrator, driver: Enqueue, databas
     leader.close()
 
 
-def test_another_namespace(driver: Enqueue, database_url: str, redis_url: str) -> None:
+def test_each_driver_enqueues_into_another_namespace(driver: Enqueue, database_url: str, redis_url: str) -> None:
     database.upgrade(database_url, namespace="elsewhere")
     with Orchestrator(database_url=database_url, redis_url=redis_url, namespace="elsewhere") as app:
         (found,) = driver(
@@ -138,15 +138,15 @@ def test_another_namespace(driver: Enqueue, database_url: str, redis_url: str) -
         app.handle(found).cancel()
 
 
-def test_connections_that_cannot_be_used(app: Orchestrator, database_url: str) -> None:
+def test_unsupported_connections_are_rejected(app: Orchestrator, database_url: str) -> None:
     task = app.task(name="job")(lambda value: value)
 
-    async def wrong() -> None:
+    async def enqueue_on_async_connection() -> None:
         async with await psycopg.AsyncConnection.connect(database_url) as connection:
             task.enqueue_in(connection, 1)
 
     with pytest.raises(InvalidTask, match=r"is asynchronous, and nothing was enqueued. Call `await task.aenqueue_in"):
-        asyncio.run(wrong())
+        asyncio.run(enqueue_on_async_connection())
     with (
         psycopg.connect(database_url) as connection,
         pytest.raises(InvalidTask, match="asynchronous connection of psycopg or asyncpg, found .*Connection"),
@@ -181,7 +181,7 @@ def django(database_url: str) -> Iterator[Any]:
     connection.close()
 
 
-def test_savepoints_of_django(app: Orchestrator, django: Any) -> None:
+def test_tasks_follow_the_savepoints_of_django(app: Orchestrator, django: Any) -> None:
     from django.db import transaction
 
     task = app.task(name="job")(lambda value: value)

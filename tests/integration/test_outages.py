@@ -1,4 +1,4 @@
-"""What a failing server looks like to the code that must survive it."""
+"""Errors of failing servers, as the code sees them that must survive an outage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.chaos.real.proxy import Proxies
 
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """A server of this module's own, to be broken."""
+    """A server of this module, which the tests stop."""
     server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"))
     server.start()
     yield server
@@ -45,7 +45,7 @@ def test_a_crash_of_postgres_between_two_statements_is_an_outage(postgres: Embed
     engine.dispose()
 
 
-def test_a_client_is_refused_once_after_a_crash_of_postgres(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+def test_a_client_fails_at_most_once_after_a_crash_of_postgres(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     database.upgrade(postgres.url)
     app = Orchestrator(database_url=postgres.url, redis_url=f"unix://{tmp_path}/nobody.sock")
     task = app.task(name="noop")(lambda: None)
@@ -74,7 +74,7 @@ with database.engine_for(sys.argv[1]).connect() as connection:
 
 
 @pytest.mark.skipif(not hosts.are_permitted(), reason="this system does not let us make network namespaces")
-def test_a_postgres_that_vanishes_without_a_word_is_an_outage(postgres: EmbeddedPostgres) -> None:
+def test_a_postgres_that_vanishes_silently_is_an_outage(postgres: EmbeddedPostgres) -> None:
     with Proxies() as proxies, closing(hosts.Host(5)) as host:
         proxy = proxies.to(Path(postgres.url.partition("?host=")[2]) / postgres.socket_name, host.address)
         url = f"postgresql://postgres@{proxy.address}:{proxy.port}/postgres"
@@ -91,7 +91,7 @@ def test_a_postgres_that_vanishes_without_a_word_is_an_outage(postgres: Embedded
 
 @pytest.fixture(scope="module")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Redis of this module's own, to be filled."""
+    """A Redis of this module, which the tests fill."""
     server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
     server.start()
     yield server.url
@@ -100,14 +100,14 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def redis(redis_url: str) -> Iterator[Redis]:
-    """A Redis with room."""
+    """A Redis whose memory limit is reset afterwards."""
     redis = connect(redis_url)
     yield redis
     redis.config_set("maxmemory", 0)
     redis.close()
 
 
-def test_a_full_redis_is_an_outage_to_scripts_too(redis: Redis) -> None:
+def test_a_full_redis_is_an_outage_for_scripts(redis: Redis) -> None:
     streams = LeaderStreams(redis, Keys())
     streams.terms.claim(1, "")
     redis.config_set("maxmemory", 1)
@@ -120,7 +120,7 @@ def test_a_full_redis_is_an_outage_to_scripts_too(redis: Redis) -> None:
     streams.close()
 
 
-def test_memory_that_runs_out_in_the_middle_of_a_transaction_is_an_outage(redis: Redis, redis_url: str) -> None:
+def test_a_full_redis_within_a_transaction_is_an_outage(redis: Redis, redis_url: str) -> None:
     worker = connect(redis_url)
     worker.execute_command("MULTI")  # type: ignore[no-untyped-call]
     worker.execute_command("SET", "key", "value")  # type: ignore[no-untyped-call]

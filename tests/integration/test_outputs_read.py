@@ -1,4 +1,4 @@
-"""What steps read of those above them: once, whoever asks, and not again in the next tick."""
+"""Steps read outputs of earlier steps: each once for all steps, and not again in the next tick."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOWERS = [f"l{number}" for number in range(LOWER)]
 
 
 def join(lower: str) -> str:
-    """Return a workflow whose lower steps all read what the upper ones return."""
+    """Return a workflow whose lower steps each read the outputs of all upper steps."""
     upper = ", ".join(f"{name}: {{task: job}}" for name in UPPERS)
     below = ", ".join(f"{name}: {{task: job, depends_on: [{', '.join(UPPERS)}], {lower}}}" for name in LOWERS)
     return f"name: join\ntasks: {{{upper}, {below}}}"
@@ -35,20 +35,20 @@ INPUT = join('input: {number: "${u0 == u1 and u1 == u2}"}')
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[Key]:
-    """Every output that is read from Postgres, as often as it is."""
+    """The keys of all outputs read from Postgres, once for each read."""
     found: list[Key] = []
     outputs = dags.outputs
 
-    def reading(connection: Connection, keys: Sequence[Key]) -> dict[Key, Results]:
+    def record_keys(connection: Connection, keys: Sequence[Key]) -> dict[Key, Results]:
         found.extend(keys)
         return outputs(connection, keys)
 
-    monkeypatch.setattr(dags, "outputs", reading)
+    monkeypatch.setattr(dags, "outputs", record_keys)
     return found
 
 
 def reach_lower_steps(system: System, text: str) -> tuple[RunHandle[Any], Worker]:
-    """Start a run, and let all but the last of its upper steps have ended, in ticks before."""
+    """Start a run, and complete all its upper steps; the last one ends in a later tick than the others."""
     worker = system.worker(slots=50)
     system.pass_seconds()
     apply(system, text)
@@ -62,23 +62,23 @@ def reach_lower_steps(system: System, text: str) -> tuple[RunHandle[Any], Worker
     return run, worker
 
 
-def kept(system: System) -> int:
+def count_cached(system: System) -> int:
     outputs: Outputs = system.scheduler.term.runs.dags._outputs
     return len(outputs._cache)
 
 
 @pytest.mark.parametrize("text", [WHEN, INPUT], ids=["conditions", "inputs"])
-def test_what_steps_read_is_read_once_though_they_start_in_many_ticks(
+def test_outputs_are_read_once_although_steps_start_in_many_ticks(
     system: System, monkeypatch: pytest.MonkeyPatch, read: list[Key], text: str
 ) -> None:
-    monkeypatch.setattr("orchestrator.domain.dag.scope.WORK_PER_TICK", 0)  # so that a tick has room for a step
+    monkeypatch.setattr("orchestrator.domain.dag.scope.WORK_PER_TICK", 0)  # so that a tick has time for one step
     run, worker = reach_lower_steps(system, text)
     started: list[Dispatch] = []
     for number in range(1, LOWER + 1):
         system.tick()
         started += worker.take()
         assert len(started) == number
-        assert kept(system) == (UPPER if number < LOWER else 0)
+        assert count_cached(system) == (UPPER if number < LOWER else 0)
     assert sorted(steps_of(started)) == LOWERS
     assert len(read) <= UPPER, "the last of them ended in the tick that read it"
     worker.succeed(*started)
@@ -86,7 +86,7 @@ def test_what_steps_read_is_read_once_though_they_start_in_many_ticks(
     assert run.status() == "success"
 
 
-def test_what_was_read_is_read_again_after_a_tick_that_failed(
+def test_outputs_are_read_again_after_a_failed_tick(
     system: System, monkeypatch: pytest.MonkeyPatch, read: list[Key]
 ) -> None:
     monkeypatch.setattr("orchestrator.domain.dag.scope.WORK_PER_TICK", 0)
@@ -94,24 +94,24 @@ def test_what_was_read_is_read_again_after_a_tick_that_failed(
     system.tick()
     before = len(read)
     system.scheduler.term._rolled_back()
-    assert kept(system) == 0
+    assert count_cached(system) == 0
     finish(system, worker)
     assert len(read) == before + UPPER
     assert run.status() == "success"
 
 
-def test_of_a_run_that_is_cancelled_nothing_is_kept(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_of_a_cancelled_run_leave_the_cache(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.domain.dag.scope.WORK_PER_TICK", 0)
     run, _ = reach_lower_steps(system, WHEN)
     system.tick()
-    assert kept(system) == UPPER
+    assert count_cached(system) == UPPER
     run.cancel()
     system.tick_until(lambda: row(system, run)["cancelling"])
-    assert kept(system) == 0
+    assert count_cached(system) == 0
 
 
-def test_a_run_that_has_more_to_start_goes_on_at_once(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, one that had so because of a report waited for the next look at the fleet, up to a second."""
+def test_a_run_with_more_steps_to_start_continues_at_once(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that a report had put in this state used to wait for the next fleet check, up to a second."""
     monkeypatch.setattr("orchestrator.domain.dag.scope.WORK_PER_TICK", 0)
     run, worker = reach_lower_steps(system, WHEN)
     term = system.scheduler.term
@@ -125,7 +125,7 @@ def test_a_run_that_has_more_to_start_goes_on_at_once(system: System, monkeypatc
     assert len(worker.take()) == LOWER
 
 
-def test_steps_that_name_very_much_are_looked_at_in_several_ticks(
+def test_steps_with_many_references_are_evaluated_over_several_ticks(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.scheduler.dag.outputs._MAX_REFERENCES", UPPER)

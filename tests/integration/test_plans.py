@@ -1,7 +1,7 @@
-"""The leader's statements probe indexes, whatever the planner believes about the table.
+"""The leader's statements use index scans, whatever statistics the planner has.
 
-A bad plan costs eight times as much as a good one (docs/hot-tables.md), and which one is made depends on when
-statistics were last taken. So each statement is planned here in every state that a real table goes through.
+A bad plan costs eight times as much as a good one (docs/hot-tables.md), and the choice depends on when statistics were
+last taken. So each statement is planned in every state that a real table goes through.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def leader(request: pytest.FixtureRequest, leaders: Callable[[str], Leader]) -> 
 
 
 def begin(connection: Connection) -> list[tuple[bytes, int]]:
-    """Put tasks in flight, every second of which has started."""
+    """Put tasks in flight, and start every second of them."""
     claimed = claims.claim(connection, {"q0": IN_FLIGHT // 2, "q1": IN_FLIGHT // 2}, NOW)
     transitions.start(connection, [AttemptStart(task.id, task.attempt, 0.1, "w") for task in claimed[::2]], NOW)
     return [(task.id, task.attempt) for task in claimed]
@@ -98,7 +98,7 @@ BY_ID: dict[str, Call] = {
         )
     ),
 }
-"""Statements that find their tasks one by one, by id."""
+"""Statements that find their tasks by id, one at a time."""
 
 POSITIONS = {"q0": ClaimPosition(0, PENDING // 2, emptied=False), "q2": ClaimPosition(0, PENDING // 2, emptied=True)}
 
@@ -140,7 +140,7 @@ INDEXES = {
     "open_tasks": "tasks_of_run",
     "create_tasks": "ended_tasks_pkey",
 }
-"""By which index a statement has to search."""
+"""The index that a statement has to use."""
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
@@ -153,14 +153,14 @@ def test_no_statement_reads_the_whole_table(leader: Leader, name: str) -> None:
         assert rows_read(scan) <= max(2 * BATCH, IN_FLIGHT, DELAYED), scan
     if name in INDEXES:
         assert INDEXES[name] in {node.get("Index Name") for node in nodes(plan)}, plan
-    if name in BY_ID:  # one probe of an index for each id, not one pass over an index for the whole batch
+    if name in BY_ID:  # one index lookup for each id, not one pass over an index for the whole batch
         probes = [scan for scan in found if "Index" in scan["Node Type"] and "(id = " in scan.get("Index Cond", "")]
         assert len(probes) == 1, plan
         assert probes[0]["Index Name"] in ("tasks_pkey", "tasks_in_flight")
         assert probes[0]["Actual Loops"] >= BATCH
 
 
-def test_the_agenda_is_one_probe_each(leader: Leader) -> None:
+def test_the_agenda_reads_one_entry_of_each_index(leader: Leader) -> None:
     found = scans(leader.plan(STATEMENTS["agenda"](leader)), *TABLES)
     assert {scan["Index Name"] for scan in found} == {"tasks_due", "tasks_held", "tasks_expiring"}
     assert all(rows_read(scan) <= 1 for scan in found)

@@ -1,4 +1,4 @@
-"""Statements about runs of workflows as code probe indexes, however many runs, events and timers there are."""
+"""Statements about runs of workflow code use index scans, however many runs, events and timers exist."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tests.integration.planning import BATCH, STATES, Call, Leader, leaders_of, 
 
 NOW = datetime.now(UTC)
 OPEN = 20_000
-"""Runs that wait; there are as many that have ended."""
+"""The number of open runs; as many have ended."""
 EVENTS = 5
-"""Of each open run."""
+"""Events of each open run."""
 IN_FLIGHT = 600
 TABLES = ("tasks", "ended_tasks", "runs", "histories", "timers", "promises", "resolutions", "answers", "run_keys")
 
@@ -91,8 +91,8 @@ def leader(request: pytest.FixtureRequest, leaders: Callable[[str], Leader]) -> 
     return leaders(request.param)
 
 
-def pairs(leader: Leader) -> list[tuple[bytes, bytes]]:
-    """Return runs with ids of things that they wait for."""
+def run_pairs(leader: Leader) -> list[tuple[bytes, bytes]]:
+    """Return runs with random ids, as of their timers and promises."""
     return [(run, os.urandom(16)) for run in leader.ids]
 
 
@@ -135,18 +135,18 @@ STATEMENTS: dict[str, Call] = {
     "closing": lambda _: lambda c: code_runs.closing(c, BATCH),
     "closed": lambda leader: lambda c: code_runs.closed(c, leader.ids),
     "predecessors": lambda leader: lambda c: code_runs.predecessors(c, leader.ids, NOW),
-    "pass_keys": lambda leader: lambda c: run_keys.pass_to_successors(c, pairs(leader)),
+    "pass_keys": lambda leader: lambda c: run_keys.pass_to_successors(c, run_pairs(leader)),
     "of_code": lambda leader: lambda c: code_runs.of_code(c, leader.ids),
     "latest": lambda leader: lambda c: code_runs.latest(c, leader.ids),
     "count": lambda leader: lambda c: runs.count(c, {run: {"total": 1, "opened": 1} for run in leader.ids}),
     "time_out": lambda _: lambda c: cancels.time_out(c, NOW, BATCH, 60.0),
-    "start_timers": lambda leader: lambda c: expectations.start_timers(c, [(*pair, 0.0) for pair in pairs(leader)]),
-    "forget_timers": lambda leader: lambda c: expectations.forget_timers(c, pairs(leader)),
+    "start_timers": lambda leader: lambda c: expectations.start_timers(c, [(*pair, 0.0) for pair in run_pairs(leader)]),
+    "forget_timers": lambda leader: lambda c: expectations.forget_timers(c, run_pairs(leader)),
     "fire_timers": lambda _: lambda c: expectations.fire_timers(c, NOW, BATCH),
     "create_promises": lambda leader: (
-        lambda c: expectations.create_promises(c, [NewPromise(*pair, "x", 1) for pair in pairs(leader)])
+        lambda c: expectations.create_promises(c, [NewPromise(*pair, "x", 1) for pair in run_pairs(leader)])
     ),
-    "forget_promises": lambda leader: lambda c: expectations.forget_promises(c, pairs(leader)),
+    "forget_promises": lambda leader: lambda c: expectations.forget_promises(c, run_pairs(leader)),
     "resolutions": lambda leader: lambda c: expectations.of_runs(c, leader.ids),
     "keep": lambda leader: (
         lambda c: expectations.store_resolutions(
@@ -160,7 +160,7 @@ STATEMENTS: dict[str, Call] = {
     "open_promises": lambda leader: lambda c: expectations.open_promises(c, leader.ids),
     "waits": lambda leader: lambda c: expectations.waits(c, [Target(run).wait for run in leader.ids]),
     "rename_waits": lambda leader: (
-        lambda c: expectations.rename_waits(c, [NewPromise(*pair, "x", 1) for pair in pairs(leader)])
+        lambda c: expectations.rename_waits(c, [NewPromise(*pair, "x", 1) for pair in run_pairs(leader)])
     ),
     "outcomes": lambda leader: lambda c: reads.outcomes(c, leader.ids),
     "answer": lambda leader: lambda c: expectations.answer(c, [PromiseAnswer(run) for run in leader.ids], NOW),
@@ -194,7 +194,7 @@ INDEXES = {
     "made": "histories_pkey",
     "free by workflow": "runs_stuck",
 }
-"""By which index a statement has to search."""
+"""The index that a statement has to use."""
 
 
 @pytest.mark.parametrize("name", STATEMENTS)

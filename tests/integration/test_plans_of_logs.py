@@ -1,4 +1,4 @@
-"""Statements about the lines of a run probe indexes, however many lines there are of other runs."""
+"""Statements about the log lines of a run use index scans, however many lines other runs have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.store import logs
 from tests.integration.planning import BATCH, STATES, Call, Leader, leaders_of, rows_read, scans
 
 CHUNKS = 200
-"""Of each run, among those of the others: not all may be read to return the last few."""
+"""Chunks of each run. The last few lines are returned without reading all of them."""
 _LOGS = f"""
 INSERT INTO orchestrator.task_logs (task_id, attempt, part, run_id, step, lines)
 SELECT gen_random_uuid(), 1, 0, CASE WHEN n % 3 > 0 THEN md5((n % 300)::text)::uuid END, 'step', '\\x90'
@@ -21,7 +21,7 @@ SELECT gen_random_uuid(), 1, 0, CASE WHEN n % 3 > 0 THEN md5((n % 300)::text)::u
 
 
 def begin(connection: Connection) -> list[tuple[bytes, int]]:
-    """Return runs that have lines."""
+    """Return runs that have log lines."""
     found = connection.execute(
         text(f"SELECT DISTINCT run_id FROM orchestrator.task_logs WHERE run_id IS NOT NULL LIMIT {BATCH}")
     )

@@ -1,4 +1,5 @@
-"""Statements about lanes, keys, schedules, purged queues and failed tasks probe indexes, whatever lies beside them."""
+"""Statements about lanes, keys, schedules, purged queues and failed tasks use index scans, whatever else the tables
+hold."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ NOW = datetime.now(UTC)
 TOMORROW = NOW + timedelta(days=1)
 PLACE = ((NOW + timedelta(seconds=10)).isoformat(), "00" * 16)
 OTHERS = 30_000
-"""Rows of every table that a statement has nothing to do with."""
+"""Rows of each table that no statement needs."""
 LANES = 200
 IN_FLIGHT = 600
 TABLES = ("tasks", "ended_tasks", "runs", "unique_keys", "buckets", "schedules", "workflows")
@@ -88,7 +89,7 @@ def leader(request: pytest.FixtureRequest, leaders: Callable[[str], Leader]) -> 
     return leaders(request.param)
 
 
-def with_keys() -> list[NewTask]:
+def new_keyed_tasks() -> list[NewTask]:
     return [
         NewTask(os.urandom(16), "job", "q", b"", unique=UniqueKey(f"job|{number}", "running"))
         for number in range(OTHERS - BATCH // 2, OTHERS + BATCH // 2)
@@ -112,7 +113,7 @@ STATEMENTS: dict[str, Call] = {
     "lanes: claim": lambda _: lambda c: lanes.claim(c, SHARES, NOW),
     "lanes: read_ready": lambda _: lambda c: lanes.read_ready(c, ["q", "now", "none"], SOME, 500),
     "lanes: of attempts": lambda leader: lambda c: lanes.lanes_of(c, leader.batch),
-    "keys: take": lambda _: lambda c: unique.take(c, with_keys()),
+    "keys: take": lambda _: lambda c: unique.take(c, new_keyed_tasks()),
     "keys: known": lambda leader: lambda c: unique.existing(c, leader.ids),
     "keys: free": lambda leader: (
         lambda c: unique.free(c, [(f"job|{n}", run) for n, run in enumerate(leader.ids)], ended=True)
@@ -130,7 +131,7 @@ STATEMENTS: dict[str, Call] = {
 }
 
 COUNTING = dict.fromkeys(("lanes: after", "lanes: read_ready"), LANES * (lanes.COUNTED + 1))
-"""Rows that those may read that count, as far as they go, what is ready in each lane."""
+"""The maximum of rows read by statements that count the ready tasks of each lane, up to a bound."""
 
 
 @pytest.mark.parametrize("name", STATEMENTS)

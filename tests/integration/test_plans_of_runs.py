@@ -1,4 +1,4 @@
-"""Statements about runs probe indexes, however many runs and ended tasks there are."""
+"""Statements about runs use index scans, however many runs and ended tasks exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.planning import BATCH, STATES, Call, Leader, leaders_of, 
 NOW = datetime.now(UTC)
 RUNS = 30_000
 STEPS = 3
-"""Tasks of each run that have ended."""
+"""Ended tasks of each run."""
 TABLES = ("tasks", "ended_tasks", "runs", "untold")
 
 _RUNS = f"""
@@ -38,13 +38,13 @@ SELECT gen_random_uuid(), 'flow', CASE WHEN n <= 3 THEN 'running' ELSE 'pending'
        n > 100
   FROM generate_series(1, 3000) AS n
 """
-"""Runs that wait for one limit."""
+"""Runs that wait for the same concurrency limit."""
 _FAMILIES = """
 INSERT INTO orchestrator.runs (id, name, status, total, open, workflow, version, lane, lane_limit, parked, parent_run)
 SELECT gen_random_uuid(), 'flow', 'pending', 0, 0, 'flow1', 1, 'crowd', 5, true, r.id
   FROM (SELECT id FROM orchestrator.runs WHERE status = 'running' AND lane = 'crowd') AS r
 """
-"""Their children, among all those, which wait for the same."""
+"""Children of the running ones, which wait for the same limit."""
 _UNTOLD = """
 WITH stuck AS (
     UPDATE orchestrator.runs SET stuck = '{"release": "0"}' WHERE id IN (
@@ -54,7 +54,7 @@ WITH stuck AS (
 INSERT INTO orchestrator.untold (run_id, held, body)
 SELECT id, true, '\\x9b80c280c2c280c290c0c0c2' FROM stuck CROSS JOIN generate_series(1, 2)
 """
-"""Runs that are stuck, each with two things that it has not been told."""
+"""Stuck runs, each with two pending changes."""
 _ENDED = f"""
 INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, payload,
                                       created_at, ended_at, run_id, step, position)
@@ -65,13 +65,13 @@ SELECT gen_random_uuid(), 1, 'job', 'q', 0, CASE n WHEN 1 THEN 'failed' ELSE 'su
 
 
 def begin(connection: Connection) -> list[tuple[bytes, int]]:
-    """Return runs, some of which are in the state that a statement looks for."""
+    """Return running runs, some of them in the state that a statement looks for."""
     found = connection.execute(text(f"SELECT id FROM orchestrator.runs WHERE status = 'running' LIMIT {BATCH}"))
     return [(row[0].bytes, 1) for row in found]
 
 
 def children(connection: Connection) -> list[bytes]:
-    """Return the children that wait in a crowd."""
+    """Return the child runs that wait for the crowded limit."""
     found = connection.execute(text("SELECT id FROM orchestrator.runs WHERE lane = 'crowd' AND parent_run IS NOT NULL"))
     return [row[0].bytes for row in found]
 

@@ -1,7 +1,7 @@
-"""Every statement that the leader prepares has a plan without a scan of a large table, whatever statistics say.
+"""Every statement that the leader prepares is planned without a scan of a large table, whatever the statistics.
 
-Nothing is run here, and nobody has to name the statements: a new one is planned too. `test_plans….py` measure what the
-hot ones read.
+No statement runs here, and the list is not kept by hand: a new statement is planned, too. `test_plans….py` measure what
+the hot statements read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORK = {
     *("runs_pending", "runs_expanding", "runs_cancelling", "runs_closing", "runs_due", "runs_stuck", "backfills_open"),
     *("untold_by_turns", "untold_of_run"),
 }
-"""Indexes of nothing but what waits to be done: they are read from the front."""
+"""Indexes that contain only pending work: the leader reads them from the front."""
 SMALL = {"leases", "queues", "drains", "workers", "tasks_seq_seq"}
 _SHARED = "CREATE TABLE orchestrator.lane_use (name text, shard int, held int NOT NULL, PRIMARY KEY (name, shard))"
 FILL = [_SHARED, *test_plans_of_code.FILL, *test_plans_of_queues.FILL]
@@ -39,11 +39,11 @@ def leaders(services: EmbeddedServices) -> Iterator[Callable[[str], Leader]]:
 
 
 _OF_SHARDS = "orchestrator.all_runs"
-"""A view that exists with several shards alone, and so do its statements."""
+"""A view that exists only with several shards; so do its statements."""
 
 
 def prepared() -> list[Prepared[Any]]:
-    """Return the statements of the product's modules; what tests have prepared beside them is not the leader's."""
+    """Return the prepared statements of the product's modules, without those that tests have prepared."""
     found: dict[int, Prepared[Any]] = {}
     for package in (store, scheduler):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -51,7 +51,7 @@ def prepared() -> list[Prepared[Any]]:
                 values = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
                 statements = [
                     getattr(one, "statement", one) for one in values
-                ]  # of a function that is declared with one
+                ]  # functions hold their statement in an attribute
                 found |= {id(one): one for one in statements if isinstance(one, Prepared) and _OF_SHARDS not in one.sql}
     batches = ((one, tuple(dict.fromkeys(first for _, first in BATCH.findall(one.sql)))) for one in found.values())
     return [*found.values(), *(one.of_one_row(firsts) for one, firsts in batches if firsts)]
@@ -62,7 +62,7 @@ _FIRST_ENTRY = {"tasks.ready_queues"}
 
 
 def is_whole_table(node: dict[str, Any]) -> bool:
-    """Say whether a node of a plan may read a large table from one end to the other."""
+    """Return whether a node of a plan may read a whole large table."""
     if (
         node.get("Relation Name", "leases") in SMALL
         or "Scan" not in node["Node Type"]

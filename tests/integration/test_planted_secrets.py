@@ -1,4 +1,4 @@
-"""Every route and page, asked with each scope about work that holds secrets, tells none that `redact` names."""
+"""No route or page, requested with any scope, reveals a planted secret that `redact` names."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from tests.integration.test_task_logs import keeping
 from tests.outbox import KeptOutbox
 
 PASSWORD, TOKEN = "planted-password-7f3a", "planted-token-91bc"
-"""What the setting `redact` names, and what a task names itself."""
+"""Secrets named by the setting `redact`, and by a task itself."""
 KEY, MADE = "planted-key-55d0", "planted-made-c2e8"
-"""What the setting names of runs alone, whose tasks name nothing: what they were given, and what came to them later."""
+"""Secrets named only by the setting, of runs whose tasks name none: run parameters, and values that arrived later."""
 TOLD = "planted-told-0b7d"
-"""What a task names that only the workers have: all that is known of it is what they announce."""
+"""A secret named by a task that only workers have: the API knows only what they announce."""
 SAID = {"user": "eve", "password": PASSWORD, "token": TOKEN, "all": [TOKEN, PASSWORD]}
 GRAPH = {
     "start": "enter",
@@ -142,7 +142,7 @@ ENROLLED = {
     "edges": [{"from": "enter", "action": "default", "to": "last"}],
 }
 RENAMED = {"session": TOKEN, "note": f"for {PASSWORD}"}
-"""What tasks return that name nothing themselves."""
+"""Results of tasks that have no `redact` option."""
 ENTERED = {"token": TOLD, "copy": f"is {TOLD}"}
 
 
@@ -173,12 +173,12 @@ SHOWN_AS_THEY_ARE = {
         "CodeRun.id",
     ),
     *("Sent.run", "Sent.otherwise", "Subject.key", "WorkflowsComposeAnswer.result"),
-    # definitions, options, what workers have looked through, and what is for operators: as docs/security.md says
+    # definitions, options, counts of workers, and data for operators: as docs/security.md says
     *("WorkflowAnswer.definition", "FlowAnswer.definition", "Definition.schedule", "Param.default", "Step.input"),
     *("Step.with_", "EventTrigger.params", "Flow.schedule", "Node.params", "Node.options", "Exec.params"),
     *("Exec.options", "ChoiceCase.expr", "Registered.options", "TaskAnswer.options"),
     *("ErrorView.data", "RunView.stuck", "MessageView.body", "SetAside.body", "ApprovalView.schema"),
-    # made of what has been hidden
+    # derived from redacted values
     *("TaskAnswer.args", "TaskAnswer.kwargs", "TaskAnswer.result", "Arguments.args", "Arguments.kwargs"),
     *("CodeAnswer.args", "CodeAnswer.kwargs", "CodeAnswer.result", "CodeAnswer.state", "Outputs.outputs"),
     *("FlowRun.params", "FlowRun.shared", "FlowTask.params", "FlowTask.shared", "NodeRun.input", "NodeRun.output"),
@@ -187,7 +187,7 @@ SHOWN_AS_THEY_ARE = {
 
 
 class Planted:
-    """A system with secrets wherever a program can leave some, and a key of each scope."""
+    """A system with a secret wherever a program can leave one, and an API key of each scope."""
 
     def __init__(self, system: System) -> None:
         self.system = system
@@ -253,7 +253,7 @@ class Planted:
         return secret
 
     def _by_name(self) -> list[str]:
-        """Call a task over HTTP that only the workers have: by itself, as a step, as a node; return the runs."""
+        """Call a task by name over HTTP that only workers have: alone, in a step, and in a node; return the runs."""
         for given in ({"kwargs": {"token": TOLD}}, {"args": ["eve", TOLD]}):
             self._post("/api/v1/tasks", {"name": "enrol", **given})
         self._post("/api/v1/workflows", {"definition": ENROLLING})
@@ -271,7 +271,7 @@ class Planted:
         return msgspec.json.decode(text)
 
     def _work(self) -> None:
-        """Let the worker do all that there is, until the run of the DAG has ended."""
+        """Let the worker run all tasks until the run of the DAG has ended."""
         for _ in range(20):
             self.system.pass_seconds()
             for one in self._worker.take():
@@ -280,15 +280,15 @@ class Planted:
         assert [tuple(row.values()) for row in rows] == [("failed", 1), ("running", 2), ("success", 8)]
 
     def answer(self) -> None:
-        """Let the leader and the worker do what is asked of code."""
+        """Let the leader and the worker handle requests to workflow code."""
         self.system.pass_seconds()
         self._worker.report(*(act(self.code, one) for one in self._worker.take()))
         self.system.pass_seconds()
 
     def _fail(self, task: Dispatch) -> AttemptReport:
-        """Run a task as a worker does that fails, and keep what it says."""
+        """Run a failing task like a worker, and store its log lines."""
         words = Journal(self.system.redis, Keys())
-        words._started = True  # nobody writes meanwhile
+        words._started = True  # no background writer
         outbox: Any = KeptOutbox()
         outbox.log = words.log
         job = Job(task, Bundle("g", "default", "1-0", 1), 0, 0.0)
@@ -382,14 +382,14 @@ def planted(
 
 
 class Answers:
-    """Asks an application, without a server around it."""
+    """Calls an application without a server."""
 
     def __init__(self, app: Starlette, key: Secret) -> None:
         self._app = app
         self._headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {key}".encode())]
 
     async def ask(self, endpoint: Endpoint, path: str, query: str, body: bytes) -> tuple[int, str]:
-        """Return the status and the text of an answer; of one that does not end, the beginning."""
+        """Return the status and body of a response; of an endless body, the beginning."""
         status, text, sent, begun = 0, b"", [{"type": "http.request", "body": body}], asyncio.Event()
 
         async def receive() -> dict[str, Any]:
@@ -426,13 +426,13 @@ class Answers:
 
 
 def _required(endpoint: Endpoint) -> set[str]:
-    """Return what a query must say."""
+    """Return the required query parameters."""
     fields = () if endpoint.query is None else msgspec.structs.fields(endpoint.query)
     return {"id" if one.name == "task_id" else one.name for one in fields if one.required}
 
 
-def places(planted: Planted, endpoint: Endpoint) -> Iterator[dict[str, str]]:
-    """Yield what can stand in a path, or in a query, of a route."""
+def route_values(planted: Planted, endpoint: Endpoint) -> Iterator[dict[str, str]]:
+    """Yield values for the path and query parameters of a route."""
     if "{name}" not in endpoint.path or "{id}" in endpoint.path:
         ids = planted.tasks if "/tasks/{" in endpoint.path else planted.runs
         for id in ids if "{id}" in endpoint.path or "id" in _required(endpoint) else ids[:1]:
@@ -442,7 +442,7 @@ def places(planted: Planted, endpoint: Endpoint) -> Iterator[dict[str, str]]:
 
 
 def called(planted: Planted, endpoint: Endpoint, id: str, kind: str) -> bytes:
-    """Return the body of a call of the Python client about a task or a run."""
+    """Return the request body of the Python client for a task or a run."""
     part, identifier = endpoint.path.split("/")[-2], id if "/insights/" in endpoint.path else data(UUID(id))
     given = PLAIN | {
         "key": "onboarding/default" if part == "schedules" else None,
@@ -467,7 +467,7 @@ def called(planted: Planted, endpoint: Endpoint, id: str, kind: str) -> bytes:
 
 
 def requests(planted: Planted, endpoint: Endpoint) -> Iterator[tuple[str, str, bytes]]:
-    """Yield paths, queries and bodies that ask a route for everything that was planted."""
+    """Yield the path, query and body of requests to a route for everything that was planted."""
     if endpoint.is_for_sdk:
         fields = {field.name for field in msgspec.structs.fields(endpoint.body)}
         tasks = planted.tasks if fields & {"task", "target", "tasks"} else ()
@@ -478,7 +478,7 @@ def requests(planted: Planted, endpoint: Endpoint) -> Iterator[tuple[str, str, b
     if endpoint.path == "/ui/compare":
         for two in pairwise(planted.runs):
             yield endpoint.path, urlencode([("run", run) for run in two]), b""
-    for place in places(planted, endpoint):
+    for place in route_values(planted, endpoint):
         path = re.sub(r"{(\w+)}", lambda found: place.get(found[1], "x"), endpoint.path)  # noqa: B023
         known = () if endpoint.query is None else msgspec.structs.fields(endpoint.query)
         wanted = {one.name: place[one.name] for one in known if one.required and one.name in place}
@@ -486,14 +486,14 @@ def requests(planted: Planted, endpoint: Endpoint) -> Iterator[tuple[str, str, b
 
 
 def has_secret(endpoint: Endpoint, text: str) -> bool:
-    """Say whether an answer tells what was planted; of clients, also as encoded data."""
+    """Return whether a response reveals a planted secret; for SDK routes, also in encoded data."""
     encoded = re.findall(r'"([A-Za-z0-9+/]{8,}={0,2})"', text) if endpoint.is_for_sdk else ()
     told = [text.encode(), *(base64.b64decode(one) for one in encoded if len(one) % 4 == 0)]
     return any(secret.encode() in one for secret in (PASSWORD, TOKEN, KEY, MADE, TOLD) for one in told)
 
 
 ASKS_CODE = {f"/api/v1/client/code/{name}" for name in ("query", "update", "resolve", "reject", "reset")}
-"""What only a worker, or a leader, can answer."""
+"""Routes that only a worker or a leader can answer."""
 LOOKS = [
     one
     for one in (*ROUTES, *PAGES)
@@ -506,16 +506,16 @@ LOOKS = [
 NOT_THERE = re.compile(
     r"schedules/|backfill|quarantine|anything|runs_under|code/find|version|update_|allocate|ui/(tasks|queues|workers)/|reset|name}/logs"
 )
-"""What there is none of here, and what needs more than an id."""
+"""Routes of things that do not exist here, or that need more than an id."""
 
 
 @pytest.mark.parametrize("scope", list(Scope))
-def test_no_route_tells_a_secret(planted: Planted, scope: Scope) -> None:
-    """Only programs that may enqueue get true values, from the few routes that are declared to return them."""
+def test_no_route_reveals_a_secret(planted: Planted, scope: Scope) -> None:
+    """Only programs with the scope `enqueue` get true values, from the few routes declared to return them."""
     answers, looked, telling = Answers(planted.app, planted.keys[scope]), set(), set()
 
     def is_sampled(endpoint: Endpoint) -> bool:
-        """Each sees what the one below it sees, and is asked about a few of all that was planted."""
+        """A higher scope sees what lower scopes see, so its test requests only a few of the planted objects."""
         if scope is Scope.ENQUEUE:
             return endpoint.scope is Scope.READ and not endpoint.true_values
         return scope in (Scope.OPERATE, Scope.ADMIN) and endpoint.scope in (Scope.READ, Scope.ENQUEUE)
@@ -541,8 +541,9 @@ def test_no_route_tells_a_secret(planted: Planted, scope: Scope) -> None:
     assert [path for path in sorted(missed) if not NOT_THERE.search(path)] == []
 
 
-def test_what_the_settings_of_a_program_name_is_hidden_by_an_api_without_them(planted: Planted) -> None:
-    """Patterns travel with tasks, definitions and flows; those of code alone do not, as it has no stored options."""
+def test_an_api_without_settings_redacts_by_the_settings_of_the_program(planted: Planted) -> None:
+    """Patterns are stored with tasks, definitions and flows, but not with workflow code, which has no stored
+    options."""
     app = create_app(replace(planted.system.settings, redact=""))
     answers = Answers(app, planted.keys[Scope.READ])
     told: set[str] = set()
@@ -566,7 +567,7 @@ QUERIES = [one for one in ROUTES if one.path in ("/api/v1/runs/{id}/queries/{nam
 
 
 @pytest.mark.parametrize("scope", list(Scope))
-def test_no_query_of_code_tells_a_secret(planted: Planted, scope: Scope) -> None:
+def test_no_query_of_workflow_code_reveals_a_secret(planted: Planted, scope: Scope) -> None:
     answers, told = Answers(planted.app, planted.keys[scope]), {}
     payload = data(encode_call("entered_as", [], {}, 1_000))
     body = {"run": data(UUID(planted.asked)), "name": "entered_as", "payload": payload, "timeout": 10.0}
@@ -587,8 +588,8 @@ def test_no_query_of_code_tells_a_secret(planted: Planted, scope: Scope) -> None
     assert told == {False: False, True: scope is not Scope.READ}
 
 
-def test_what_is_not_secret_is_shown(planted: Planted) -> None:
-    """Only the values are hidden: of what has come from them, too."""
+def test_values_that_are_not_secret_are_shown(planted: Planted) -> None:
+    """Only secret values are redacted, also within values derived from them."""
     answers = Answers(planted.app, planted.keys[Scope.READ])
     [show] = [one for one in ROUTES if (one.method, one.path) == ("GET", "/api/v1/tasks/{id}")]
 
@@ -610,7 +611,7 @@ def test_what_is_not_secret_is_shown(planted: Planted) -> None:
 
 
 def values_in(hint: Any, path: str = "", seen: frozenset[Any] = frozenset()) -> Iterator[str]:
-    """Yield the fields of a type in which any value may stand, and that do not say how it is hidden."""
+    """Yield the fields of a type that accept any value and do not declare their redaction."""
     for kind in parts_of(hint):
         if kind in (Any, object, bytes, dict, list, msgspec.Raw):
             yield path
@@ -619,6 +620,6 @@ def values_in(hint: Any, path: str = "", seen: frozenset[Any] = frozenset()) -> 
                 yield from values_in(inner, f"{kind.__name__}.{name}", seen | {kind})
 
 
-def test_every_type_that_may_hold_values_says_how_they_are_hidden() -> None:
+def test_every_response_type_with_free_values_declares_its_redaction() -> None:
     found = {place for one in ROUTES if not one.true_values for place in values_in(one.answer)}
     assert found == SHOWN_AS_THEY_ARE

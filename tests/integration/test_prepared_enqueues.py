@@ -1,4 +1,4 @@
-"""A client prepares the statement of its enqueues, where its connection is a session of Postgres by itself."""
+"""A client prepares its enqueue statement if its connection is a Postgres session of its own, not a pooler's."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.integration.stage import System
 
 
 def prepared(app: Orchestrator) -> list[str]:
-    """Return the statements that the kept connection of a program has prepared."""
-    cursor = line(app).connection.cursor()
+    """Return the statements that the application's kept connection has prepared."""
+    cursor = kept_connection(app).connection.cursor()
     cursor.execute("SELECT statement FROM pg_prepared_statements")
     return [statement for (statement,) in cursor.fetchall()]
 
 
-def line(app: Orchestrator) -> Any:
+def kept_connection(app: Orchestrator) -> Any:
     backend: Any = app._client.backend
     connections: Connections = backend.tasks._connections
     engine: Any = connections._links().engine
@@ -33,7 +33,7 @@ def enqueue(app: Orchestrator, number: int) -> None:
         app.tasks["job"].enqueue()
 
 
-def test_an_enqueue_is_prepared_when_it_is_used_often(system: System) -> None:
+def test_an_enqueue_is_prepared_after_several_uses(system: System) -> None:
     enqueue(system.app, 5)
     assert prepared(system.app) == []
     enqueue(system.app, 5)
@@ -42,16 +42,16 @@ def test_an_enqueue_is_prepared_when_it_is_used_often(system: System) -> None:
     assert system.count("tasks") == 10
 
 
-def test_behind_a_pooler_nothing_is_prepared(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_behind_a_pooler_prepares_no_statement(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver._PooledConnection, "_is_session", lambda _: False)
     enqueue(system.app, 10)
     assert prepared(system.app) == []
     assert system.count("tasks") == 10
 
 
-def test_a_session_that_is_exchanged_behind_the_connection_costs_no_task(system: System) -> None:
+def test_a_session_replaced_by_a_pooler_loses_no_task(system: System) -> None:
     enqueue(system.app, 10)
-    cursor = line(system.app).connection.cursor()
+    cursor = kept_connection(system.app).connection.cursor()
     cursor.execute("DEALLOCATE ALL")
     enqueue(system.app, 10)
     assert system.count("tasks") == 20
@@ -66,7 +66,7 @@ def test_each_namespace_has_statements_of_its_own(system: System) -> None:
         enqueue(other, 10)
         (statement,) = prepared(other)
         assert '"elsewhere".tasks' in statement
-        assert line(other)._uses.values() != line(system.app)._uses.values()
+        assert kept_connection(other)._uses.values() != kept_connection(system.app)._uses.values()
     assert system.count("tasks") == 10
     assert system.sql('SELECT count(*) FROM "elsewhere".tasks')[0]["count"] == 10
     system.sql('DROP SCHEMA "elsewhere" CASCADE')

@@ -1,4 +1,4 @@
-"""What tasks say of themselves, in a real Redis: capped, expiring, and never in the way."""
+"""Progress and log lines of tasks, in a real Redis: capped, expiring, and never a failure of the task."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def texts(chunks: list[LogChunk]) -> list[str]:
     return [said.text for chunk in chunks for said in decode(list[LogLine], chunk.lines)]
 
 
-def test_of_progress_the_newest_is_kept_for_a_while(redis: Redis, task: bytes) -> None:
+def test_only_the_newest_progress_is_kept_until_it_expires(redis: Redis, task: bytes) -> None:
     assert journal.read_progress(redis, KEYS, task) is None
     for fraction in (0.1, 0.2):
         journal.write(redis, KEYS, {task: ProgressMark(1, fraction, "text")})
@@ -59,7 +59,7 @@ def test_of_progress_the_newest_is_kept_for_a_while(redis: Redis, task: bytes) -
     assert 100 <= found[1] < 160
 
 
-def test_what_another_release_wrote_is_passed_over(redis: Redis, task: bytes) -> None:
+def test_entries_of_another_release_are_skipped(redis: Redis, task: bytes) -> None:
     redis.set(KEYS.progress(task), b"\xc1")
     assert journal.read_progress(redis, KEYS, task) is None
     chunk = LogChunk(task, 1, 0, None, "step", encode([line("ours")]))
@@ -71,7 +71,7 @@ def test_what_another_release_wrote_is_passed_over(redis: Redis, task: bytes) ->
     assert redis.xlen(KEYS.logs) == 0
 
 
-def test_a_chatty_task_is_written_down_a_few_times_a_second(redis: Redis, task: bytes) -> None:
+def test_frequent_progress_is_written_a_few_times_a_second(redis: Redis, task: bytes) -> None:
     before = redis.info("stats")["total_commands_processed"]
     words = Journal(redis, KEYS)
     for number in range(10_000):
@@ -86,12 +86,12 @@ def test_a_chatty_task_is_written_down_a_few_times_a_second(redis: Redis, task: 
     assert redis.info("stats")["total_commands_processed"] - before < 1_000
 
 
-def test_while_nobody_stores_them_lines_are_dropped_and_counted(
+def test_log_lines_beyond_the_cap_are_dropped_and_counted(
     redis: Redis, task: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "LOGS_CAP", 3)
     words, job = Journal(redis, KEYS), new_job(task)
-    words._started = True  # nobody writes meanwhile
+    words._started = True  # no background writer
     for number in range(10):
         words.log(job, line(str(number)))
         words.flush()
@@ -104,7 +104,7 @@ def test_while_nobody_stores_them_lines_are_dropped_and_counted(
     journal.drop_lines(redis, KEYS, journal.waiting_lines(redis, KEYS, 10, 0.0))
 
 
-def test_it_stays_silent_before_it_could_fill_redis(
+def test_progress_is_not_written_when_redis_is_nearly_full(
     redis: Redis, task: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = Journal(redis, KEYS)
@@ -122,7 +122,7 @@ def test_it_stays_silent_before_it_could_fill_redis(
     assert journal.read_progress(redis, KEYS, task) is not None
 
 
-def test_a_key_that_a_stranger_has_taken_stops_nothing(redis: Redis, task: bytes) -> None:
+def test_a_log_key_of_another_type_does_not_stop_progress(redis: Redis, task: bytes) -> None:
     other = os.urandom(16)
     redis.delete(KEYS.logs)
     redis.set(KEYS.logs, b"not a stream")
@@ -137,7 +137,7 @@ def test_a_key_that_a_stranger_has_taken_stops_nothing(redis: Redis, task: bytes
     redis.delete(KEYS.logs)
 
 
-def test_what_cannot_be_written_is_forgotten_and_counted(redis: Redis, task: bytes) -> None:
+def test_lines_that_cannot_be_written_are_dropped_and_counted(redis: Redis, task: bytes) -> None:
     words, job = Journal(Redis(host="127.0.0.1", port=1), KEYS), new_job(task)
     words._started = True
     words.publish_progress(task, ProgressMark(1, 0.5))

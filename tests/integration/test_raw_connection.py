@@ -1,4 +1,4 @@
-"""A line to Redis: one connection, one thread, nothing repeated."""
+"""A raw connection to Redis: one socket, one thread, no command repeated."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def line(redis: Redis) -> Iterator[RawConnection]:
     line.close()
 
 
-def test_answers_come_as_they_are(line: RawConnection) -> None:
+def test_replies_arrive_unchanged(line: RawConnection) -> None:
     assert line.call("SET", "line:a", b"\x00\xff") == b"OK"
     assert line.call("GET", "line:a") == b"\x00\xff"
     assert line.call("GET", "line:b") is None
     assert line.call("INCRBY", "line:b", 7) == 7
 
 
-def test_a_refused_command_leaves_the_line_as_it_was(redis: Redis, line: RawConnection) -> None:
+def test_an_error_reply_keeps_the_connection_usable(redis: Redis, line: RawConnection) -> None:
     line.call("SET", "line:a", "text")
     before = line.call("CLIENT", "ID")
     with pytest.raises(ResponseError, match="WRONGTYPE"):
@@ -46,7 +46,7 @@ def test_a_refused_command_leaves_the_line_as_it_was(redis: Redis, line: RawConn
     assert line.call("CLIENT", "ID") == before
 
 
-def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(redis_url: str) -> None:
+def test_a_late_reply_is_not_taken_for_the_next_one(redis_url: str) -> None:
     with connect(redis_url, timeout=1.0) as hasty:
         line = RawConnection(hasty)
         with pytest.raises(TimeoutError):
@@ -55,7 +55,7 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(redis_url: s
         line.close()
 
 
-def test_a_line_that_was_cut_says_so_once(redis: Redis, line: RawConnection) -> None:
+def test_a_closed_connection_raises_once_and_reconnects(redis: Redis, line: RawConnection) -> None:
     number = line.call("CLIENT", "ID")
     redis.client_kill_filter(_id=str(number))
     with pytest.raises(ConnectionError):
@@ -63,7 +63,7 @@ def test_a_line_that_was_cut_says_so_once(redis: Redis, line: RawConnection) -> 
     assert line.call("PING") in (b"PONG", True)
 
 
-def test_a_script_that_redis_has_forgotten_is_sent_again(redis: Redis, line: RawConnection) -> None:
+def test_a_script_flushed_by_redis_is_sent_again(redis: Redis, line: RawConnection) -> None:
     assert line.run(ECHO, ["line:a"], ["x"]) == [b"line:a", b"x"]
     redis.script_flush()
     assert line.run(ECHO, ["line:a"], ["y"]) == [b"line:a", b"y"]
@@ -71,13 +71,13 @@ def test_a_script_that_redis_has_forgotten_is_sent_again(redis: Redis, line: Raw
 
 @pytest.fixture
 def bound(redis: Redis) -> Iterator[RawConnection]:
-    """A line that is kept only to a server on which a leader has begun."""
+    """A connection that stays open only to a server on which a leader has begun."""
     line = RawConnection(redis, "line:server")
     yield line
     line.close()
 
 
-def test_a_line_is_not_opened_to_a_server_on_which_no_leader_has_begun(redis: Redis, bound: RawConnection) -> None:
+def test_no_connection_is_opened_to_a_server_without_a_leader(redis: Redis, bound: RawConnection) -> None:
     assert bound.call("GET", "line:a") is None, "with no leader ever, there is nothing to mistake"
     redis.set("line:server", "the life of another")
     redis.client_kill_filter(_id=str(bound.call("CLIENT", "ID")))
@@ -90,7 +90,7 @@ def test_a_line_is_not_opened_to_a_server_on_which_no_leader_has_begun(redis: Re
     assert bound.call("GET", "line:a") is None
 
 
-def test_a_key_that_is_no_text_opens_no_line(redis: Redis, bound: RawConnection) -> None:
+def test_a_server_key_of_another_type_fails_the_connection(redis: Redis, bound: RawConnection) -> None:
     redis.rpush("line:server", "x")
     for _ in range(2):
         with pytest.raises(ResponseError, match="WRONGTYPE"):
@@ -99,8 +99,8 @@ def test_a_key_that_is_no_text_opens_no_line(redis: Redis, bound: RawConnection)
     assert bound.call("GET", "line:a") is None
 
 
-def test_a_server_that_does_not_know_a_script_is_asked_who_it_is(redis: Redis, bound: RawConnection) -> None:
-    """A proxy has kept the line while another server took over behind it."""
+def test_a_server_that_lacks_a_script_is_identified_again(redis: Redis, bound: RawConnection) -> None:
+    """A proxy kept the connection while another server took over behind it."""
     assert bound.run(ECHO, ["line:a"], ["x"]) == [b"line:a", b"x"]
     redis.set("line:server", "the life of another")
     redis.script_flush()
@@ -111,7 +111,7 @@ def test_a_server_that_does_not_know_a_script_is_asked_who_it_is(redis: Redis, b
     assert bound.run(ECHO, ["line:a"], ["y"]) == [b"line:a", b"y"]
 
 
-def test_a_script_that_finds_no_memory_says_that_redis_is_full(redis: Redis, line: RawConnection) -> None:
+def test_a_script_without_memory_raises_that_redis_is_full(redis: Redis, line: RawConnection) -> None:
     entry = (line.run(ADD, ["line:a"], ["x"]), [b"d", b"x"])
     assert field(entry, b"d") == b"x"
     redis.config_set("maxmemory", 1)

@@ -1,4 +1,4 @@
-"""How a worker process receives, while a generation ends, or tasks cannot run there at the moment."""
+"""How a worker process receives messages while a generation ends, or while it cannot run tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OWN = private_queue(WORKER)
 
 
 class KeepingPool:
-    """A pool with room for executions, and with free slots or without, that only keeps what it is given."""
+    """A pool that stores jobs without running them, with room for executions, and with or without free slots."""
 
     def __init__(self) -> None:
         self.jobs: dict[bytes, Job] = {}
@@ -60,8 +60,8 @@ class KeepingPool:
         return 0
 
 
-class Late(WorkerStreams):
-    """Comes back with what it has read when somebody lets it."""
+class DelayedStreams(WorkerStreams):
+    """Returns the messages that it has read only when the test allows it."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         super().__init__(redis, keys)
@@ -77,7 +77,7 @@ class Late(WorkerStreams):
 
 
 class Harness:
-    """A worker process that receives, with a leader that is played by the test."""
+    """A receiving worker process; the test plays the leader."""
 
     def __init__(self, redis_url: str) -> None:
         self.settings = Settings(redis_url=redis_url)
@@ -85,7 +85,7 @@ class Harness:
         self.redis.flushall()
         self.redis.set(self.keys.server, str(self.redis.info("server")["run_id"]))
         self.pool, self.held = KeepingPool(), HeldAttempts(capacity=1_000)
-        self.late = Late(connect(redis_url), self.keys)
+        self.late = DelayedStreams(connect(redis_url), self.keys)
         self.reporter = Reporter(WorkerStreams(connect(redis_url), self.keys), WORKER, self.held)
         pool: Any = self.pool
         self.receiver = Receiver(
@@ -101,7 +101,7 @@ class Harness:
         self._thread = threading.Thread(target=self.receiver.run)
 
     def begin(self, generation: str) -> None:
-        """Begin a generation, as a leader does."""
+        """Begin a generation like a leader."""
         self.redis.xadd(self.keys.events(generation), {"d": b""})
         self.redis.set(self.keys.generation, generation)
         if not self._thread.is_alive():
@@ -109,7 +109,7 @@ class Harness:
         eventually(lambda: self.receiver._joined == generation, "it has joined")
 
     def send(self, generation: str, letter: bytes, entry: str = "*", *, is_task: bool = False) -> str:
-        """Send an execution to this worker alone, or a task to all."""
+        """Send an execution to this worker, or a task to the queue."""
         stream = self.keys.queue(generation, "default" if is_task else OWN)
         options = None if is_task else '{"executor": {"name": "process"}}'
         task = Dispatch(letter * 16, 1, "outside", b"", "default", options)
@@ -134,15 +134,15 @@ def harness(redis_url: str) -> Iterator[Harness]:
     harness.close()
 
 
-def test_what_was_read_in_a_generation_drops_nothing_of_the_next(harness: Harness) -> None:
-    """One thread has read an execution when another joins the generation that has begun meanwhile."""
+def test_messages_of_an_ended_generation_drop_none_of_the_next(harness: Harness) -> None:
+    """One thread has read an execution when another thread joins the next generation."""
     harness.begin("first")
     harness.send("first", b"a")
     eventually(lambda: b"a" * 16 in harness.pool.jobs, "from now on a thread of its own receives executions")
     entry = harness.send("first", b"b")
     assert harness.late.has_read.wait(60)
     harness.begin("second")
-    harness.send("second", b"c", entry)  # where a server's clock was set back, ids are given twice
+    harness.send("second", b"c", entry)  # a server whose clock was set back issues ids twice
     harness.late.may_return.set()
     job = eventually(lambda: harness.pool.jobs.get(b"b" * 16), "what was read is taken in")
     assert job.bundle.generation == "first"
@@ -154,8 +154,8 @@ def test_what_was_read_in_a_generation_drops_nothing_of_the_next(harness: Harnes
     eventually(lambda: b"c" * 16 in harness.pool.jobs, "the message of the next generation is received")
 
 
-def test_where_tasks_cannot_run_others_have_them_first(harness: Harness) -> None:
-    """Redis gives a message to who has waited longest for it, so such a process does not wait there."""
+def test_a_process_that_cannot_run_tasks_leaves_them_to_other_workers(harness: Harness) -> None:
+    """Redis gives a message to the consumer that has waited longest, so such a process does not block in Redis."""
     harness.pool.slots, harness.pool.standstill.hands_back = 5, True
     harness.begin("first")
     other = WorkerStreams(connect(harness.settings.require_redis(), timeout=120), harness.keys)
@@ -168,7 +168,7 @@ def test_where_tasks_cannot_run_others_have_them_first(harness: Harness) -> None
 
 
 def _send_while_it_waits(harness: Harness, other: WorkerStreams, letter: bytes) -> None:
-    """Have another worker wait in Redis, behind the one that looks for tasks too, and get what is sent."""
+    """Have another worker block in Redis, later than the first, and receive the task that is sent."""
     asked, connection = harness.pool.asked, other._connection.call("CLIENT", "ID")
     eventually(lambda: harness.pool.asked > asked + 2, "it looks for tasks")
     taken: list[Received] = []

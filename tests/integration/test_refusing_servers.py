@@ -1,4 +1,4 @@
-"""A Postgres that answers and refuses everybody, and a Redis that lets nobody in: outages, and nobody's fault."""
+"""A Postgres that rejects statements and a Redis that rejects logins are outages, not failures of runs or tasks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def execute(url: str, *statements: str) -> None:
 
 @contextmanager
 def read_only(url: str) -> Iterator[None]:
-    """Let a database refuse every write; who connects meanwhile stays read-only afterwards, too."""
+    """Make a database read-only; connections opened within the block stay read-only."""
     name = make_url(url).database
     admin = make_url(url).set(database="postgres").render_as_string(hide_password=False)
     terminate = f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{name}'"
@@ -61,7 +61,7 @@ def run(in_empty_folder: Path) -> Run:
 
 @pytest.fixture
 def role_url(database_url: str) -> Iterator[str]:
-    """A role that may use the tables, and owns none of them."""
+    """A role with all privileges on the tables, which owns none of them."""
     role = f"role_{uuid.uuid4().hex[:8]}"
     database.upgrade(database_url, namespace=SHOP)
     execute(database_url, f"CREATE ROLE {role} LOGIN")
@@ -76,8 +76,8 @@ def role_url(database_url: str) -> Iterator[str]:
     execute(database_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
-def refused(result: Result, *words: str) -> None:
-    """Check that a command ended with one line that has these words."""
+def assert_refused(result: Result, *words: str) -> None:
+    """Check that a command failed with one line that contains these words."""
     assert result.exit_code == 1, result.output
     assert result.stderr.count("\n") == 1, result.stderr
     for word in ("Error: Postgres cannot be used: ", *words):
@@ -97,8 +97,8 @@ def test_a_read_only_postgres_is_an_outage_to_clients(database_url: str, redis_u
             ):
                 with pytest.raises(Unavailable, match="read-only transaction. Postgres is read-only"):
                     enqueue()
-            refused(run("enqueue", "job"), "Postgres is read-only")
-            refused(run("db", "upgrade"), "Postgres is read-only")
+            assert_refused(run("enqueue", "job"), "Postgres is read-only")
+            assert_refused(run("db", "upgrade"), "Postgres is read-only")
         task.enqueue()
 
 
@@ -130,7 +130,7 @@ def test_a_scheduler_waits_for_a_read_only_postgres(
         eventually(scheduler.leading.is_set, "it leads")
         with read_only(database_url):
             expire = "UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'"
-            execute(database_url, "SET default_transaction_read_only = off", expire)  # as it does after a while
+            execute(database_url, "SET default_transaction_read_only = off", expire)  # as happens after a while
             told = eventually(
                 lambda: (
                     found if "no leader" in (found := run("status", "--json").stdout) and "read-only" in found else ""
@@ -145,10 +145,10 @@ def test_a_scheduler_waits_for_a_read_only_postgres(
     assert caplog.text.count("Postgres cannot be used; no task starts") == 1
 
 
-def test_a_scheduler_waits_for_the_indexes_of_a_dump(
+def test_a_scheduler_waits_until_a_restore_has_created_the_indexes(
     database_url: str, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A dump brings the rows first: until then, what is inserted cannot be compared with what is there."""
+    """A restore inserts rows before it creates indexes; until then, `ON CONFLICT` fails."""
     settings = Settings(database_url=database_url, redis_url=redis_url, lease=30.0)
     execute(database_url, "ALTER TABLE orchestrator.leases DROP CONSTRAINT leases_pkey")
     with running(database_url, redis_url, settings) as scheduler:
@@ -159,10 +159,8 @@ def test_a_scheduler_waits_for_the_indexes_of_a_dump(
     assert ": a defect" not in caplog.text
 
 
-def test_a_leader_that_can_store_nothing_takes_few_terms_and_says_so_no_longer_than_it_lasts(
-    database_url: str, redis_url: str
-) -> None:
-    """On a full disk it took several terms a second, and `status` blamed the disk for seconds after it had room."""
+def test_a_leader_on_a_full_disk_takes_few_terms_and_recovers(database_url: str, redis_url: str) -> None:
+    """It used to take several terms a second, and `status` blamed the disk for seconds after it had room again."""
     settings = Settings(database_url=database_url, redis_url=redis_url, lease=30.0, worker_ttl=60.0, safety_scan=0.01)
     engine = database.engine_for(database_url)
     redis = connect(redis_url)
@@ -206,7 +204,7 @@ def test_a_leader_that_can_store_nothing_takes_few_terms_and_says_so_no_longer_t
 def test_a_scheduler_waits_while_a_dump_is_restored(
     database_url: str, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its tables are gone for a while: the log had a traceback for each try."""
+    """Its tables are gone for a while; the log had a traceback for each attempt."""
     settings = Settings(database_url=database_url, redis_url=redis_url, lease=30.0, worker_ttl=60.0, safety_scan=0.01)
     engine = database.engine_for(database_url)
     redis = connect(redis_url)
@@ -231,7 +229,7 @@ def test_a_scheduler_waits_while_a_dump_is_restored(
     assert not [record for record in caplog.records if record.exc_info], caplog.text
 
 
-def test_a_missing_privilege_is_no_runs_fault(role_url: str, database_url: str, redis_url: str) -> None:
+def test_a_missing_privilege_does_not_mark_runs_as_stuck(role_url: str, database_url: str, redis_url: str) -> None:
     role = make_url(role_url).username
     engine = database.engine_for(role_url)
     redis = connect(redis_url)
@@ -264,7 +262,7 @@ def test_a_missing_privilege_is_no_runs_fault(role_url: str, database_url: str, 
         engine.dispose()
 
 
-def test_a_missing_privilege_is_told_in_one_line(
+def test_a_missing_privilege_is_reported_in_one_line(
     role_url: str, database_url: str, redis_url: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute(database_url, f"REVOKE INSERT ON {SHOP}.tasks FROM {make_url(role_url).username}")
@@ -275,13 +273,13 @@ def test_a_missing_privilege_is_told_in_one_line(
         app.task(name="job")(lambda: None).enqueue()
     monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", role_url)
     monkeypatch.setenv("ORCHESTRATOR_NAMESPACE", SHOP)
-    refused(run("enqueue", "job"), "permission denied for table tasks. Grant that", "schema 'shop'")
+    assert_refused(run("enqueue", "job"), "permission denied for table tasks. Grant that", "schema 'shop'")
     monkeypatch.setenv("ORCHESTRATOR_NAMESPACE", "elsewhere")
-    refused(run("db", "upgrade"), "permission denied for database", "schema 'elsewhere'")
+    assert_refused(run("db", "upgrade"), "permission denied for database", "schema 'elsewhere'")
 
 
 @pytest.mark.parametrize(("password", "rights"), [("wrong", "+@all"), ("right", "+ping")])
-def test_a_redis_that_lets_nobody_in_is_not_to_be_started(
+def test_status_does_not_advise_to_start_a_redis_that_rejects_logins(
     redis_url: str, run: Run, monkeypatch: pytest.MonkeyPatch, password: str, rights: str
 ) -> None:
     with closing(Redis.from_url(redis_url)) as redis:
@@ -297,7 +295,7 @@ def test_a_redis_that_lets_nobody_in_is_not_to_be_started(
 def test_an_upgrade_warns_of_a_role_that_is_named_like_the_namespace(
     database_url: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its search_path leads to the schema of the same name, so that tables of its own would stand among ours."""
+    """The role's search_path begins with the schema of the same name, so its own tables would be created among ours."""
     name = f"keeper_{uuid.uuid4().hex[:8]}"
     database_name = make_url(database_url).database
     execute(database_url, f"CREATE ROLE {name} LOGIN", f"GRANT CREATE ON DATABASE {database_name} TO {name}")

@@ -1,4 +1,4 @@
-"""A client over HTTP where something is wrong: with its key, with the way to the server, or with who answers there."""
+"""A client over HTTP with a problem: its API key, the connection to the server, or a server that is not ours."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
 
 @pytest.fixture
 def api(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a server in this process, on real tables."""
+    """The URL of a server in this process, with a real database."""
     monkeypatch.setattr(access, "_KEY_TTL", 0.0)
     with serving(settings) as url:
         yield url
@@ -86,10 +86,10 @@ def count(engine: Engine) -> int:
         return found
 
 
-# -- keys
+# -- API keys
 
 
-def test_a_key_is_asked_for_and_not_shown(engine: Engine, api: str) -> None:
+def test_calls_need_the_scope_of_their_key_and_errors_hide_it(engine: Engine, api: str) -> None:
     key = make_key(engine, Scope.ENQUEUE)
     with client(api, api_key=str(key)) as (app, double):
         assert double.enqueue(2).status() == "pending"
@@ -103,14 +103,14 @@ def test_a_key_is_asked_for_and_not_shown(engine: Engine, api: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "nonsense", f"orc_{'0' * 12}_{'x' * 43}"])
-def test_without_a_good_key_nothing_is_done(engine: Engine, api: str, key: str) -> None:
+def test_an_invalid_key_enqueues_nothing(engine: Engine, api: str, key: str) -> None:
     make_key(engine, Scope.ADMIN)
     with client(api, api_key=key) as (_, double), pytest.raises(ConfigurationError, match="setting api_key"):
         double.enqueue(2)
     assert count(engine) == 0
 
 
-def test_a_key_that_is_revoked_ends_a_wait(engine: Engine, api: str) -> None:
+def test_revoking_the_key_ends_a_wait(engine: Engine, api: str) -> None:
     key, _ = make_key(engine, Scope.ENQUEUE), make_key(engine, Scope.ADMIN)
     with client(api, api_key=str(key)) as (_, double):
         handle = double.enqueue(2)
@@ -123,7 +123,7 @@ def test_a_key_that_is_revoked_ends_a_wait(engine: Engine, api: str) -> None:
 # -- errors
 
 
-def test_errors_come_as_they_were_raised(engine: Engine, api: str) -> None:
+def test_errors_keep_their_type_and_fields_over_http(engine: Engine, api: str) -> None:
     with client(api) as (app, double):
         first = double.options(unique_key="one", on_duplicate="raise").enqueue(1)
         with pytest.raises(Duplicate, match="already has the key") as duplicate:
@@ -145,7 +145,7 @@ def test_errors_come_as_they_were_raised(engine: Engine, api: str) -> None:
         assert first.progress() is None
 
 
-def test_what_is_secret_does_not_leave_the_server(engine: Engine, settings: Settings) -> None:
+def test_secrets_are_redacted_by_the_server(engine: Engine, settings: Settings) -> None:
     with serving(replace(settings, redact="password")) as url, client(url) as (app, _):
 
         @app.task(name="remote.login")
@@ -159,7 +159,7 @@ def test_what_is_secret_does_not_leave_the_server(engine: Engine, settings: Sett
         assert b"hunter22" not in seen.payload
 
 
-def test_what_needs_the_stores_says_so(engine: Engine, api: str) -> None:
+def test_calls_that_need_the_database_say_so(engine: Engine, api: str) -> None:
     with (
         client(api) as (_, double),
         engine.connect() as connection,
@@ -170,11 +170,11 @@ def test_what_needs_the_stores_says_so(engine: Engine, api: str) -> None:
         load_settings(environ={}, api_url=api).require_database()
 
 
-# -- the way to the server
+# -- the connection to the server
 
 
-def test_a_server_that_is_away() -> None:
-    with socket.socket() as taken:  # so that nobody else listens there
+def test_an_unreachable_server_is_reported() -> None:
+    with socket.socket() as taken:  # keeps the port unused
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with client(url) as (app, double):
@@ -184,8 +184,8 @@ def test_a_server_that_is_away() -> None:
                 app.handle(ID).result(0.2)
 
 
-class Losing:
-    """Lets requests through to the server, and loses the answer to the first of some, or also the request."""
+class LosingAnswers:
+    """Forwards requests to the server, and loses the first answer of a path, or also the request."""
 
     def __init__(
         self,
@@ -222,63 +222,67 @@ class Losing:
 def test_a_task_whose_answer_was_lost_is_enqueued_once(
     engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost = Losing(monkeypatch, "/api/v1/client/tasks/enqueue")
+    lost = LosingAnswers(monkeypatch, "/api/v1/client/tasks/enqueue")
     with client(api) as (_, double):
         assert double.enqueue(2).status() == "pending"
     assert ["repeated" in request for request in lost.asked] == [False, True]
     assert count(engine) == 1
 
 
-def test_a_task_whose_answer_was_lost_and_that_has_ended_is_not_enqueued_again(
+def test_an_ended_task_with_a_lost_answer_is_not_enqueued_again(
     engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Losing(monkeypatch, "/api/v1/client/tasks/enqueue", lambda: end_all(engine))
+    LosingAnswers(monkeypatch, "/api/v1/client/tasks/enqueue", lambda: end_all(engine))
     with client(api) as (_, double):
         assert double.enqueue(2).status() == "success"
     assert count(engine) == 0
 
 
-def test_tasks_and_runs_whose_answer_was_lost_are_there_once(
+def test_bulk_calls_with_a_lost_answer_are_stored_once(
     engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with client(api) as (app, double):
-        Losing(monkeypatch, "/api/v1/client/tasks/enqueue_many")
+        LosingAnswers(monkeypatch, "/api/v1/client/tasks/enqueue_many")
         assert len(app.enqueue_many(double, [(1,), (2,)])) == 2
         assert count(engine) == 2
-        Losing(monkeypatch, "/api/v1/client/runs/start")
+        LosingAnswers(monkeypatch, "/api/v1/client/runs/start")
         assert app.start_many(double, [1, 2]).progress().counters.total == 2
         assert count(engine) == 4
 
 
-def test_all_of_what_was_lost_on_the_way_is_sent_again(
+def test_lost_bulk_requests_are_sent_again_completely(
     engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with client(api) as (app, double):
-        Losing(monkeypatch, "/api/v1/client/tasks/enqueue_many", request_too=True)
+        LosingAnswers(monkeypatch, "/api/v1/client/tasks/enqueue_many", request_too=True)
         assert len(app.enqueue_many(double, ((number,) for number in range(1_000)))) == 1_000
         assert count(engine) == 1_000
-        Losing(monkeypatch, "/api/v1/client/runs/start", request_too=True)
+        LosingAnswers(monkeypatch, "/api/v1/client/runs/start", request_too=True)
         assert app.start_many(double, range(1_000)).progress().counters.total == 1_000
         assert count(engine) == 2_000
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
 @pytest.mark.parametrize("has_ended", [False, True])
-def test_what_a_proxy_says_is_no_word_of_the_server(
+def test_gateway_errors_of_a_proxy_lead_to_a_repeated_request(
     engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch, status: int, has_ended: bool
 ) -> None:
     said = remote_http.Reply(status, "text/html", None, b"<h1>Gateway</h1>")
     then = partial(end_all, engine) if has_ended else lambda: None
-    lost = Losing(monkeypatch, "/api/v1/client/tasks/enqueue", then, said)
+    lost = LosingAnswers(monkeypatch, "/api/v1/client/tasks/enqueue", then, said)
     with client(api) as (_, double):
         assert double.enqueue(2).status() == ("success" if has_ended else "pending")
     assert ["repeated" in request for request in lost.asked] == [False, True]
     assert count(engine) == (0 if has_ended else 1)
 
 
-def test_what_a_proxy_has_held_up_is_not_done_again(engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = {path: Losing(monkeypatch, f"/api/v1/client/{path}") for path in ("tasks/enqueue_many", "runs/start")}
-    calls["tasks/enqueue"] = Losing(monkeypatch, "/api/v1/client/tasks/enqueue")
+def test_requests_delayed_by_a_proxy_are_not_applied_again(
+    engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = {
+        path: LosingAnswers(monkeypatch, f"/api/v1/client/{path}") for path in ("tasks/enqueue_many", "runs/start")
+    }
+    calls["tasks/enqueue"] = LosingAnswers(monkeypatch, "/api/v1/client/tasks/enqueue")
     with client(api) as (app, double):
         double.enqueue(1)
         app.enqueue_many(double, [(1,), (2,)])
@@ -296,25 +300,25 @@ def test_what_a_proxy_has_held_up_is_not_done_again(engine: Engine, api: str, mo
     assert httpx.post(f"{api}/api/v1/client/tasks/enqueue", json=other, timeout=30).status_code == 422
 
 
-def test_after_a_lost_answer_nobody_says_that_nothing_was_written(
+def test_a_failure_after_a_lost_answer_is_reported_as_uncertain(
     engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Losing(monkeypatch, "/api/v1/client/tasks/enqueue", later=remote_http.Unreached("refused"))
+    LosingAnswers(monkeypatch, "/api/v1/client/tasks/enqueue", later=remote_http.Unreached("refused"))
     with client(api) as (_, double), pytest.raises(Uncertain, match="not known whether this was done") as raised:
         double.enqueue(2)
     assert isinstance(raised.value.__cause__, Unavailable)
     assert count(engine) == 1
 
 
-def test_what_may_not_be_done_twice_is_not(engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = Losing(monkeypatch, "/api/v1/client/workflows/post_event")
+def test_a_call_that_must_not_repeat_is_sent_once(engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = LosingAnswers(monkeypatch, "/api/v1/client/workflows/post_event")
     with client(api) as (app, _), pytest.raises(Uncertain, match="it is not known whether this was done"):
         app.post_event("arrived")
     assert len(lost.asked) == 1
 
 
 def end_all(engine: Engine) -> None:
-    """Move all tasks to where a leader moves those that have succeeded."""
+    """Move all tasks to the ended tasks, like a leader after their success."""
     columns = "id, seq, name, queue, payload, created_at, attempt, priority, failures, losses"
     with engine.begin() as connection:
         connection.exec_driver_sql(
@@ -324,7 +328,7 @@ def end_all(engine: Engine) -> None:
         )
 
 
-def test_a_task_that_was_created_in_the_last_moment_is_not_created_again(
+def test_a_repeated_enqueue_tolerates_a_task_stored_meanwhile(
     engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = Backend(settings)
@@ -340,7 +344,7 @@ def test_a_task_that_was_created_in_the_last_moment_is_not_created_again(
     backend.close()
 
 
-def test_who_leaves_is_waited_for_no_longer(engine: Engine, settings: Settings) -> None:
+def test_the_server_drops_the_wait_of_a_disconnected_client(engine: Engine, settings: Settings) -> None:
     with serving(settings) as url:
         with client(url) as (_, double):
             task = UUID(double.enqueue(2).id).bytes
@@ -351,7 +355,7 @@ def test_who_leaves_is_waited_for_no_longer(engine: Engine, settings: Settings) 
     assert time.monotonic() - left < 30, "the server has waited for somebody who is gone"
 
 
-def test_a_wait_goes_on_when_the_application_is_closed_and_used_again(engine: Engine, api: str) -> None:
+def test_a_wait_continues_when_the_application_is_closed_and_reused(engine: Engine, api: str) -> None:
     with client(api) as (app, double), ThreadPoolExecutor(1) as pool:
         handle = double.enqueue(2)
         waiting = pool.submit(handle.result, 90)
@@ -361,13 +365,13 @@ def test_a_wait_goes_on_when_the_application_is_closed_and_used_again(engine: En
         assert waiting.result(90) is None
 
 
-def _overdue(handle: Handle[Any]) -> str:
+def _timeout_message(handle: Handle[Any]) -> str:
     with pytest.raises(ResultTimeout) as late:
         handle.result(0.1)
     return str(late.value)
 
 
-def test_who_waits_is_told_what_is_in_the_way(
+def test_a_wait_reports_that_no_scheduler_leads(
     engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(remote_waiting, "_LONG", 0.5)
@@ -375,12 +379,14 @@ def test_who_waits_is_told_what_is_in_the_way(
         handle = double.enqueue(2)
         waiting = pool.submit(handle.result, 90)
         eventually(lambda: "No scheduler leads" in caplog.text, "it is told")
-        eventually(lambda: "No scheduler leads" in _overdue(handle), "an overdue result says so")  # a busy API may not
+        eventually(
+            lambda: "No scheduler leads" in _timeout_message(handle), "an overdue result says so"
+        )  # a busy API may not
         end_all(engine)
         assert waiting.result(90) is None
 
 
-def test_a_server_with_tls_is_believed_if_somebody_vouches_for_it(settings: Settings, tmp_path: Path) -> None:
+def test_a_certificate_is_trusted_only_with_its_ca_file(settings: Settings, tmp_path: Path) -> None:
     key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
     words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
@@ -394,13 +400,13 @@ def test_a_server_with_tls_is_believed_if_somebody_vouches_for_it(settings: Sett
             double.enqueue(2)
 
 
-def test_a_server_without_tls_is_said_to_have_none(api: str) -> None:
+def test_https_to_a_server_without_tls_is_rejected(api: str) -> None:
     url = api.replace("http:", "https:")
     with client(url) as (_, double), pytest.raises(ConfigurationError, match="does not speak TLS.*http://"):
         double.enqueue(2)
 
 
-def test_each_error_of_the_way_there_names_the_setting_and_what_to_do(engine: Engine, api: str) -> None:
+def test_connection_and_key_errors_name_setting_and_remedy(engine: Engine, api: str) -> None:
     small = make_key(engine, Scope.READ)
     with client(api) as (_, double), pytest.raises(ConfigurationError) as none:
         double.enqueue(2)
@@ -424,17 +430,17 @@ def test_each_error_of_the_way_there_names_the_setting_and_what_to_do(engine: En
     assert "ORCHESTRATOR_API_URL" in str(away.value)
 
 
-# -- who answers
+# -- other servers
 
 
-def test_the_address_is_that_of_the_server_and_not_of_its_routes(api: str) -> None:
+def test_an_api_url_with_a_path_is_rejected(api: str) -> None:
     with client(f"{api}/api/v1/") as (_, double), pytest.raises(ConfigurationError, match="without /api/v1"):
         double.enqueue(2)
 
 
 @contextmanager
-def stranger(status: int, content_type: str, body: bytes, **headers: str) -> Iterator[tuple[str, list[str]]]:
-    """A server that says the same to everyone."""
+def static_server(status: int, content_type: str, body: bytes, **headers: str) -> Iterator[tuple[str, list[str]]]:
+    """A server that gives the same answer to every request."""
     asked: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -536,24 +542,27 @@ def test_a_fork_has_connections_of_its_own() -> None:
         ),
     ],
 )
-def test_an_answer_of_somebody_else_is_told(
+def test_unexpected_responses_are_reported(
     status: int, content_type: str, body: bytes, kind: type[Exception], words: str
 ) -> None:
-    with stranger(status, content_type, body) as (url, asked), client(url) as (_, double):
+    with static_server(status, content_type, body) as (url, asked), client(url) as (_, double):
         with pytest.raises(kind, match=words):
             double.enqueue(2)
         assert len(asked) == 1
 
 
-def test_a_newer_server_may_say_more() -> None:
-    with stranger(200, "application/json", b'{"result": "running", "since": 7}') as (url, _), client(url) as (app, _):
+def test_unknown_fields_of_a_newer_server_are_ignored() -> None:
+    with (
+        static_server(200, "application/json", b'{"result": "running", "since": 7}') as (url, _),
+        client(url) as (app, _),
+    ):
         assert app.handle(ID).status() == "running"
 
 
-def test_a_server_that_is_busy_is_asked_again_when_it_says_so() -> None:
+def test_a_busy_server_is_retried_as_its_header_says() -> None:
     problem = b'{"title": "Busy", "status": 503, "detail": "no connection left"}'
     with (
-        stranger(503, "application/problem+json", problem, Retry_After="0") as (url, asked),
+        static_server(503, "application/problem+json", problem, Retry_After="0") as (url, asked),
         client(url) as (_, double),
     ):
         with pytest.raises(Unavailable, match="no connection left"):
@@ -561,7 +570,7 @@ def test_a_server_that_is_busy_is_asked_again_when_it_says_so() -> None:
         assert len(asked) == 4
 
 
-# -- what no client of ours sends
+# -- requests that our clients never send
 
 
 def hostile_tasks() -> Iterator[NewTask]:
@@ -589,7 +598,7 @@ def hostile_tasks() -> Iterator[NewTask]:
 
 
 @pytest.mark.parametrize("number", range(len(list(hostile_tasks()))))
-def test_a_task_that_no_client_makes_is_refused(engine: Engine, api: str, number: int) -> None:
+def test_tasks_with_invalid_fields_are_rejected(engine: Engine, api: str, number: int) -> None:
     task = list(hostile_tasks())[number]
     connection = http.client.HTTPConnection(api.removeprefix("http://"))
     for name, given in (("enqueue", {"task": task}), ("enqueue_many", {"tasks": [task]})):
@@ -602,7 +611,7 @@ def test_a_task_that_no_client_makes_is_refused(engine: Engine, api: str, number
 
 
 @pytest.mark.parametrize("given", [{"key": "k" * 5_000}, {"key": "k\n"}, {"tags": ["t"] * 1_000}, {"tags": ["\x00"]}])
-def test_a_run_of_a_flow_that_no_client_starts_is_refused(engine: Engine, api: str, given: dict[str, Any]) -> None:
+def test_flow_runs_with_invalid_keys_or_tags_are_rejected(engine: Engine, api: str, given: dict[str, Any]) -> None:
     definition = {"start": "a", "nodes": {"a": {"service": "s"}}}
     assert httpx.post(f"{api}/api/v1/flows/hostile", json={"definition": definition}).is_success
     body = {"name": "hostile", "params": {}, "run_id": base64.b64encode(new_id()).decode(), **given}
@@ -612,13 +621,13 @@ def test_a_run_of_a_flow_that_no_client_starts_is_refused(engine: Engine, api: s
         assert connection.scalar(text("SELECT count(*) FROM orchestrator.runs")) == 0
 
 
-def test_what_is_sealed_need_not_be_opened_by_the_server(engine: Engine, api: str) -> None:
+def test_the_server_accepts_payloads_that_it_cannot_decrypt(engine: Engine, api: str) -> None:
     pytest.importorskip("cryptography")
     key = base64.b64encode(secrets.token_bytes(32)).decode()
     vault = vault_of(Settings(data_keys=f"remote-a:{key}"))
     assert vault is not None
     sealed = vault.seal(CALL, encode_call("remote.double", [1], {}, 1_000))
-    unknown = sealed[:-1] + bytes([sealed[-1] ^ 1])  # as with a key that the server does not have
+    unknown = sealed[:-1] + bytes([sealed[-1] ^ 1])  # as if sealed with a key that the server lacks
     connection = http.client.HTTPConnection(api.removeprefix("http://"))
     task = NewTask(new_id(), "remote.double", "default", unknown)
     connection.request("POST", "/api/v1/client/tasks/enqueue", msgspec.json.encode({"task": task}))
@@ -629,7 +638,7 @@ def test_what_is_sealed_need_not_be_opened_by_the_server(engine: Engine, api: st
     assert count(engine) == 1
 
 
-def test_a_time_of_a_list_goes_over_the_line(engine: Engine, api: str) -> None:
+def test_filter_times_are_sent_to_the_server(engine: Engine, api: str) -> None:
     with client(api) as (app, double):
         double.enqueue(2)
         assert app.retry_failed(name="remote.double", since=datetime(2024, 1, 1, tzinfo=UTC)) == 0

@@ -1,4 +1,4 @@
-"""When the leader rests: after nudges that came to nothing because no worker had room, and after nothing else."""
+"""The leader rests after nudges that led to no dispatch because no worker had room, and at no other time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from orchestrator.transport.client import nudge
 from tests.integration.stage import KEYS, System
 
 
-class Rests(threading.Event):
-    """Notes for how long somebody has waited."""
+class RecordingEvent(threading.Event):
+    """Records the timeouts of waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,16 +24,16 @@ class Rests(threading.Event):
 
 
 @pytest.fixture
-def rests(system: System) -> Rests:
+def rests(system: System) -> RecordingEvent:
     system.worker(slots=3)
     system.settle()
     system.pass_seconds()
-    rests = system.scheduler.term._stopping = Rests()
+    rests = system.scheduler.term._stopping = RecordingEvent()
     return rests
 
 
-def test_nudges_are_gathered_where_no_worker_has_room(system: System, rests: Rests) -> None:
-    """Else every enqueue would cost a tick, and a commit beside its own."""
+def test_nudges_are_batched_while_no_worker_has_room(system: System, rests: RecordingEvent) -> None:
+    """Otherwise every enqueue would cost a tick, and a second commit."""
     while system.scheduler.term.dispatcher.last.had_room:
         waiting = system.job.enqueue()
         system.tick()
@@ -45,8 +45,8 @@ def test_nudges_are_gathered_where_no_worker_has_room(system: System, rests: Res
     assert len(rests.taken) == 1, "nobody has nudged since"
 
 
-def test_a_nudge_whose_task_was_found_before_it_leads_to_no_rest(system: System, rests: Rests) -> None:
-    """A tick that began for something else has claimed the task; the nudge comes behind, and so may the next task."""
+def test_a_late_nudge_for_a_claimed_task_causes_no_rest(system: System, rests: RecordingEvent) -> None:
+    """An earlier tick has claimed the task before its nudge arrives; the next task may come just as late."""
     found = system.job.enqueue()
     system.redis.xtrim(KEYS.nudges, maxlen=0)
     system.tick()
@@ -56,7 +56,7 @@ def test_a_nudge_whose_task_was_found_before_it_leads_to_no_rest(system: System,
     assert not rests.taken
 
 
-def test_reports_are_heard_at_once(system: System, rests: Rests) -> None:
+def test_reports_are_read_without_a_rest(system: System, rests: RecordingEvent) -> None:
     [worker] = system.workers
     system.job.enqueue()
     system.tick()

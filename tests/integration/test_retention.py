@@ -1,4 +1,4 @@
-"""What has ended is forgotten after a while, in small slices, and never a part of a run."""
+"""Ended tasks and runs are deleted after their retention, in small slices, and never a part of a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VALUES (CAST(:id AS uuid), 'r', :status, 0, 0, 0, now() - :days * interval '1 da
 
 
 def finished(system: System, count: int = 3, **given: Any) -> None:
-    """Let tasks have ended some days ago."""
+    """Insert tasks that ended some days ago."""
     row = {"queue": "default", "status": "success", "days": 8, "run": None, "step": None}
     system.sql(_FINISHED, count=count, **row | given)
 
@@ -62,7 +62,7 @@ def pruner(system: System, size: int = 1_000, slices: int = 100, **settings: Any
 
 
 def prune(system: System, by: Pruner | None = None, **settings: Any) -> list[int]:
-    """Forget all that is old enough; return the sizes of the slices."""
+    """Delete everything beyond its retention; return the sizes of the slices."""
     by = by or pruner(system, **settings)
     with by._engine.connect() as connection:
         return list(by.slices(connection))
@@ -73,10 +73,10 @@ def kept(system: System) -> dict[tuple[str, str], int]:
     return {(row["queue"], row["status"]): row["count"] for row in rows}
 
 
-# -- how long
+# -- how long rows are kept
 
 
-def test_each_state_has_its_time(system: System) -> None:
+def test_each_state_has_its_own_retention(system: System) -> None:
     for status in ("success", "failed", "cancelled", "skipped"):
         for days in (6, 8, 89, 91):
             finished(system, 1, status=status, days=days)
@@ -91,7 +91,7 @@ def test_each_state_has_its_time(system: System) -> None:
     assert system.count("attempts") == 10
 
 
-def test_zero_keeps_for_ever(system: System) -> None:
+def test_a_retention_of_zero_keeps_rows_forever(system: System) -> None:
     finished(system, 2, days=5_000)
     finished(system, 2, days=5_000, status="failed")
     ended_run(system, days=5_000)
@@ -99,7 +99,7 @@ def test_zero_keeps_for_ever(system: System) -> None:
     assert (system.count("ended_tasks"), system.count("runs")) == (4, 1)
 
 
-def test_a_queue_may_differ_from_the_settings(system: System) -> None:
+def test_a_queue_overrides_the_retention_settings(system: System) -> None:
     system.app.queue("mail").retain(success=3600, failed=DAY)
     system.app.queue("audit").retain(success=0)
     for queue in ("default", "mail", "audit"):
@@ -116,8 +116,8 @@ def test_a_queue_may_differ_from_the_settings(system: System) -> None:
     }
 
 
-def test_a_shorter_time_holds_for_what_was_passed_before(system: System) -> None:
-    """Whoever prunes remembers how far it came, but not past a change of mind."""
+def test_a_shortened_retention_applies_to_rows_passed_before(system: System) -> None:
+    """A pruner remembers how far it came, but starts anew when the retention changes."""
     by = pruner(system)
     finished(system, 5, days=3)
     finished(system, 5, days=8)
@@ -128,15 +128,15 @@ def test_a_shorter_time_holds_for_what_was_passed_before(system: System) -> None
 
 
 @pytest.mark.parametrize("wrong", [59, -1, True, "1h"])
-def test_too_short_or_no_time_at_all(system: System, wrong: Any) -> None:
+def test_invalid_retentions_are_rejected(system: System, wrong: Any) -> None:
     with pytest.raises(InvalidTask, match="Option success: expected "):
         system.app.queue("mail").retain(success=wrong)
 
 
-# -- in which portions
+# -- slices
 
 
-def test_in_slices_that_never_look_back(system: System) -> None:
+def test_each_slice_continues_where_the_last_one_ended(system: System) -> None:
     finished(system, 250)
     by = pruner(system, size=100)
     assert prune(system, by) == [100, 100, 50]
@@ -144,13 +144,13 @@ def test_in_slices_that_never_look_back(system: System) -> None:
     assert prune(system, by) == [30]
 
 
-def test_tasks_that_ended_at_the_same_moment_stay_together(system: System) -> None:
+def test_tasks_that_ended_at_the_same_moment_share_a_slice(system: System) -> None:
     finished(system, 250)
     system.sql("UPDATE orchestrator.ended_tasks SET ended_at = now() - interval '8 days'")
     assert prune(system, pruner(system, size=100)) == [250]
 
 
-def test_what_is_kept_longer_is_walked_past_once(system: System) -> None:
+def test_rows_with_a_longer_retention_are_passed_once(system: System) -> None:
     system.app.queue("audit").retain(success=0)
     finished(system, 250, queue="audit", days=9)
     finished(system, 10)
@@ -159,7 +159,7 @@ def test_what_is_kept_longer_is_walked_past_once(system: System) -> None:
     assert prune(system, by) == []
 
 
-def test_each_kind_has_its_turn_however_much_there_is_of_another(system: System) -> None:
+def test_every_state_gets_slices_despite_a_backlog_of_another(system: System) -> None:
     finished(system, 70)
     finished(system, 20, days=95, status="failed")
     by = pruner(system, size=10, slices=3)
@@ -168,11 +168,11 @@ def test_each_kind_has_its_turn_however_much_there_is_of_another(system: System)
         for _ in by.slices(connection):
             rest = kept(system)
             left.append((rest.get(("default", "success"), 0), rest.get(("default", "failed"), 0)))
-    assert left[3:5] == [(60, 10), (60, 0)]  # its third slice, and the first of the others
+    assert left[3:5] == [(60, 10), (60, 0)]  # the third slice of one state, and the first of the other
     assert left[-1] == (0, 0)
 
 
-def test_a_deletion_of_many_runs_keeps_nothing_else_waiting(system: System) -> None:
+def test_deleting_many_runs_does_not_delay_other_pruning(system: System) -> None:
     finished(system, 10)
     closing = ended_run(system, days=1)
     system.sql("UPDATE orchestrator.runs SET closing = true")
@@ -190,16 +190,16 @@ def test_a_deletion_of_many_runs_keeps_nothing_else_waiting(system: System) -> N
     assert [row["run_id"] for row in system.sql("SELECT run_id FROM orchestrator.deletions")] == [closing]
 
 
-def test_rests_get_shorter_while_rows_become_too_old_faster_than_they_are_forgotten() -> None:
+def test_pauses_shrink_while_pruning_falls_behind() -> None:
     assert rest_after(9.0, 10.0, 50.0) == 9.0  # not yet late
     assert rest_after(9.0, 61.0, 70.0) == 4.5
     assert rest_after(1.5, 61.0, 70.0) == 1.0
-    assert rest_after(1.0, 3_600.0, 3_500.0) == 2.0  # a shorter retention: it catches up, so there is no hurry
+    assert rest_after(1.0, 3_600.0, 3_500.0) == 2.0  # a shorter retention, but the pruner catches up
     assert rest_after(9.0, 61.0, 60.5) == 9.0
 
 
-def test_it_waits_for_no_lock(system: System) -> None:
-    """The leader may be opening a task again at that moment."""
+def test_pruning_skips_locked_rows(system: System) -> None:
+    """The leader may be reviving such a task at that moment."""
     finished(system, 3)
     with system.engine.connect() as connection, connection.begin():
         one = connection.execute(text("SELECT id FROM orchestrator.ended_tasks LIMIT 1 FOR UPDATE")).scalar_one()
@@ -210,7 +210,7 @@ def test_it_waits_for_no_lock(system: System) -> None:
 # -- runs
 
 
-def test_a_run_and_its_tasks_go_together(system: System) -> None:
+def test_a_run_and_its_tasks_are_deleted_together(system: System) -> None:
     old, young, failed = (
         ended_run(system, days=8),
         ended_run(system, days=1),
@@ -241,8 +241,8 @@ def test_a_child_run_is_kept_as_long_as_its_parent(system: System) -> None:
         system.sql("DELETE FROM orchestrator.ended_tasks")
 
 
-def test_what_an_interruption_leaves_is_found_by_the_next(system: System) -> None:
-    """The run is gone; a crash came before its tasks and children."""
+def test_an_interrupted_deletion_is_completed_by_the_next_pruning(system: System) -> None:
+    """The run is gone; a crash came before its tasks and children were deleted."""
     run = ended_run(system, days=8)
     ended_run(system, days=30, parent=run, status="cancelled")
     finished(system, 250, days=20, run=str(run))
@@ -256,7 +256,7 @@ def test_what_an_interruption_leaves_is_found_by_the_next(system: System) -> Non
     assert (system.count("runs"), system.count("ended_tasks")) == (0, 0)
 
 
-def test_an_open_run_is_left_alone(system: System) -> None:
+def test_tasks_of_an_open_run_are_kept(system: System) -> None:
     system.app.start_many(system.job, [1, 2])
     run = system.sql("SELECT id FROM orchestrator.runs")[0]["id"]
     finished(system, 3, days=500, run=str(run))
@@ -281,8 +281,8 @@ SELECT CAST(:id AS uuid), n, now(), 'timer_fired', '' FROM generate_series(1, 5)
 """
 
 
-def test_a_run_of_code_that_was_half_forgotten_is_forgotten_by_the_next_who_prunes(system: System) -> None:
-    """Whichever statement was the last."""
+def test_an_interrupted_deletion_of_a_code_run_is_completed(system: System) -> None:
+    """Whichever statement was last."""
     for steps in count():
         parent, child = str(uuid4()), str(uuid4())
         system.sql(_CODE_RUN, id=parent, parent=None)
@@ -296,11 +296,11 @@ def test_a_run_of_code_that_was_half_forgotten_is_forgotten_by_the_next_who_prun
         left = {table: system.count(table) for table in ("runs", "ended_tasks", "histories", "run_keys")}
         assert left == {"runs": 0, "ended_tasks": 0, "histories": 0, "run_keys": 0}, steps
         if made < steps:
-            break  # there was nothing left to interrupt
+            break  # nothing was left to interrupt
     assert steps > 5
 
 
-def test_the_own_task_of_a_run_stays_with_it(system: System) -> None:
+def test_the_workflow_task_of_an_open_code_run_is_kept(system: System) -> None:
     system.sql(_CODE_RUN, id=str(uuid4()), parent=None)
     system.sql("UPDATE orchestrator.runs SET ended_at = NULL, status = 'running'")
     finished(system, 1)
@@ -308,14 +308,14 @@ def test_the_own_task_of_a_run_stays_with_it(system: System) -> None:
     assert (system.count("ended_tasks"), system.count("histories")) == (1, 5)
 
 
-# -- runs that somebody deletes
+# -- runs deleted by users
 
 _YOUNG = "UPDATE orchestrator.runs SET ended_at = now()"
 _LEFT = ("runs", "ended_tasks", "histories", "run_keys", "deletions")
 
 
-def test_a_deleted_run_goes_with_all_that_is_its_own_whatever_interrupts_that(system: System) -> None:
-    """Young as it is, and although everything is kept forever."""
+def test_an_interrupted_deletion_by_a_user_removes_the_whole_run(system: System) -> None:
+    """Although the run is young, and the settings keep everything forever."""
     for steps in count():
         ids = [str(uuid4()) for _ in range(3)]
         for id, parent in zip(ids, [None, *ids], strict=False):
@@ -328,16 +328,16 @@ def test_a_deleted_run_goes_with_all_that_is_its_own_whatever_interrupts_that(sy
             slices = pruner(system, size=2, retention_success=0.0).slices(connection)
             made = sum(1 for _ in islice(slices, steps))
             cast("Generator[int, None, None]", slices).close()
-        for _ in ids:  # a child whose id is before that of its parent goes in the round after it
+        for _ in ids:  # a child whose id is before its parent's is deleted in the next round
             prune(system, pruner(system, size=2, retention_success=0.0))
         assert {table: system.count(table) for table in _LEFT} == dict.fromkeys(_LEFT, 0) | {"runs": 1}, steps
         system.sql("DELETE FROM orchestrator.runs WHERE id = CAST(:id AS uuid)", id=str(other))
         if made < steps:
-            break  # there was nothing left to interrupt
+            break  # nothing was left to interrupt
     assert steps > 5
 
 
-def test_only_ended_runs_are_deleted_and_children_with_their_parents(system: System) -> None:
+def test_only_ended_runs_without_parents_can_be_deleted(system: System) -> None:
     parent = ended_run(system, days=0)
     child = ended_run(system, days=0, parent=parent)
     open_run = system.app.start_many(system.job, [1, 2])
@@ -349,7 +349,7 @@ def test_only_ended_runs_are_deleted_and_children_with_their_parents(system: Sys
         system.app.run(uuid4()).delete()
     assert (system.count("deletions"), system.count("audit")) == (0, 0)
     system.app.run(parent).delete()
-    system.app.run(parent).delete()  # it is not gone yet
+    system.app.run(parent).delete()  # not deleted yet
     assert [row["act"] for row in system.sql("SELECT act FROM orchestrator.audit")] == ["delete", "delete"]
     with system.engine.connect() as connection:
         listed = [run.id for run in list_runs(connection, RunFilter()).runs]
@@ -361,7 +361,7 @@ def test_only_ended_runs_are_deleted_and_children_with_their_parents(system: Sys
     assert system.count("deletions") == 0
 
 
-def test_a_run_that_is_opened_again_before_it_is_deleted_stays(system: System) -> None:
+def test_a_run_reopened_before_its_deletion_is_kept(system: System) -> None:
     run = ended_run(system, days=0, status="failed")
     finished(system, 2, days=0, run=str(run))
     system.app.run(run).delete()
@@ -370,7 +370,7 @@ def test_a_run_that_is_opened_again_before_it_is_deleted_stays(system: System) -
     assert (system.count("runs"), system.count("ended_tasks"), system.count("deletions")) == (1, 2, 0)
 
 
-def test_a_run_whose_tasks_are_being_cancelled_waits_for_them(system: System) -> None:
+def test_a_run_is_deleted_after_its_tasks_are_cancelled(system: System) -> None:
     run = ended_run(system, days=0)
     system.app.run(run).delete()
     system.sql("UPDATE orchestrator.runs SET closing = true")
@@ -393,7 +393,7 @@ def test_runs_are_deleted_on_the_command_line(system: System, command: Callable[
 # -- keys
 
 
-def test_keys_whose_period_is_over_are_forgotten(system: System) -> None:
+def test_expired_keys_are_deleted(system: System) -> None:
     for key in range(5):
         system.job.options(idempotency_key=str(key)).enqueue(key)
     system.sql("UPDATE orchestrator.unique_keys SET until = now() - interval '2 minutes' WHERE key NOT LIKE '%4'")
@@ -403,7 +403,7 @@ def test_keys_whose_period_is_over_are_forgotten(system: System) -> None:
     assert system.count("unique_keys") == 1
 
 
-def test_rests_get_shorter_where_more_expires_than_a_turn_forgets(system: System) -> None:
+def test_pauses_shrink_when_more_keys_expire_than_a_round_deletes(system: System) -> None:
     for key in range(5):
         system.job.options(idempotency_key=str(key)).enqueue(key)
     system.sql("UPDATE orchestrator.unique_keys SET until = now() - interval '2 minutes'")
@@ -412,7 +412,7 @@ def test_rests_get_shorter_where_more_expires_than_a_turn_forgets(system: System
     assert by.rest < 9.0
 
 
-def test_rates_that_have_long_been_full_are_forgotten(system: System) -> None:
+def test_rate_limits_that_are_unused_for_long_are_deleted(system: System) -> None:
     system.sql(
         "INSERT INTO orchestrator.buckets (name, due)"
         " SELECT 'lane mail|' || n, now() - (n - 4) * interval '2 minutes' FROM generate_series(1, 8) AS n"
@@ -424,7 +424,7 @@ def test_rates_that_have_long_been_full_are_forgotten(system: System) -> None:
 # -- the thread
 
 
-def test_only_while_leading_and_at_rest_for_most_of_the_time(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pruner_deletes_only_while_leading(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.scheduler.pruning._EVERY", 0.01)
     finished(system, 30)
     leading = threading.Event()
@@ -436,8 +436,8 @@ def test_only_while_leading_and_at_rest_for_most_of_the_time(system: System, mon
     leading.clear()
 
 
-def test_plans_read_only_what_a_slice_needs(system: System) -> None:
-    """Although there are 50,000 younger ones of its kind, and older ones of the other."""
+def test_a_slice_reads_only_rows_that_it_needs(system: System) -> None:
+    """Although there are 50,000 younger rows of the same state, and 50,000 older ones of another."""
     finished(system, 50_000, days=3)
     finished(system, 50_000, days=30, status="failed")
     finished(system, 200, days=8)
@@ -468,22 +468,23 @@ def test_plans_read_only_what_a_slice_needs(system: System) -> None:
             assert "ended_tasks_by_time" in str(plan)
 
 
-def test_no_statement_is_compiled(system: System) -> None:
-    """A table without an index to use counts as immensely expensive; to compile its scan took half a second a round."""
+def test_the_pruner_disables_jit_compilation(system: System) -> None:
+    """A scan of a table without a usable index counts as very expensive; JIT-compiling it took half a second a
+    round."""
     with system.engine.connect() as connection:
         retention.prepare(connection)
         assert connection.exec_driver_sql("SHOW jit").scalar_one() == "off"
 
 
 def scans_of(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return the nodes of a plan that read rows of a table."""
+    """Yield the nodes of a plan that read rows of a table."""
     if "Scan" in node["Node Type"] and node.get("Relation Name"):
         yield node
     for child in node.get("Plans", ()):
         yield from scans_of(child)
 
 
-# -- what people see
+# -- commands and messages
 
 
 @pytest.fixture
@@ -496,7 +497,7 @@ def command(system: System, in_empty_folder: Path) -> Callable[..., str]:
     return run
 
 
-def test_a_queue_is_told_on_the_command_line(command: Callable[..., str]) -> None:
+def test_the_retention_of_a_queue_is_set_from_the_command_line(command: Callable[..., str]) -> None:
     assert command("queues", "retain", "mail", "--success", "1h", "--new") == "Queue mail keeps success 1h.\n"
     said = command("queues", "retain", "mail", "--success", "1h", "--failed", "forever")
     assert said == "Queue mail keeps success 1h, failed forever.\n"
@@ -509,7 +510,7 @@ def test_a_queue_is_told_on_the_command_line(command: Callable[..., str]) -> Non
     assert "or --none" in command("queues", "retain", "mail", code=2)
 
 
-def test_the_status_says_how_much_there_is_and_since_when(system: System, command: Callable[..., str]) -> None:
+def test_status_shows_the_number_and_age_of_ended_tasks(system: System, command: Callable[..., str]) -> None:
     assert "no ended tasks" in command("status")
     finished(system, 3, days=3.5)
     system.sql("ANALYZE orchestrator.ended_tasks")
@@ -517,7 +518,7 @@ def test_the_status_says_how_much_there_is_and_since_when(system: System, comman
     assert '"ended_tasks": 3' in command("status", "--json")
 
 
-def test_a_pruned_task_says_that_it_may_have_been_pruned(system: System) -> None:
+def test_the_error_for_a_pruned_task_mentions_pruning(system: System) -> None:
     finished(system, 1)
     handle = system.app.handle(system.sql("SELECT id FROM orchestrator.ended_tasks")[0]["id"])
     assert handle.status() == "success"

@@ -1,4 +1,4 @@
-"""Retries as the leader decides them, and failed tasks that are tried again by the thousand."""
+"""Retries decided by the leader, and bulk retries of failed tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fail(worker: Worker, *tasks: Dispatch, error: TaskError, **more: Any) -> Non
 
 
 def fail_all(system: System, worker: Worker, error: TaskError) -> None:
-    """Dispatch and fail whatever waits, until nothing does."""
+    """Dispatch and fail all pending tasks, until none is open."""
 
     def none_left() -> bool:
         fail(worker, *worker.take(), error=error, retryable=False)
@@ -33,10 +33,10 @@ def fail_all(system: System, worker: Worker, error: TaskError) -> None:
     system.tick_until(none_left)
 
 
-# -- the worker's say
+# -- retries requested by workers
 
 
-def test_a_task_that_asks_for_later_has_not_failed(system: System) -> None:
+def test_retry_later_does_not_count_as_a_failure(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch(retries=1)
     (task,) = worker.take()
@@ -49,7 +49,7 @@ def test_a_task_that_asks_for_later_has_not_failed(system: System) -> None:
     assert (attempt["attempt"], attempt["outcome"], attempt["error"]["message"]) == (1, "postponed", "too early")
 
 
-def test_the_wait_that_a_worker_computed_counts(system: System) -> None:
+def test_a_delay_computed_by_the_worker_overrides_the_backoff(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch(retries=Retry(max=1, base=60))
     fail(worker, *worker.take(), error=TaskError("E", "x"), delay=7200.0)
@@ -57,7 +57,7 @@ def test_the_wait_that_a_worker_computed_counts(system: System) -> None:
     assert system.row(handle)["wake_at"] > datetime.now(UTC) + timedelta(minutes=119)
 
 
-def test_a_dispatch_says_how_often_it_has_failed(system: System) -> None:
+def test_a_dispatch_carries_the_number_of_failures(system: System) -> None:
     worker = system.worker()
     system.dispatch(retries=Retry(max=5, base=0.001, jitter=0))
     (task,) = worker.take()
@@ -68,13 +68,13 @@ def test_a_dispatch_says_how_often_it_has_failed(system: System) -> None:
     assert (again[0].attempt, again[0].failures) == (2, 1)
 
 
-def test_only_types_of_exceptions_can_be_retried_on() -> None:
+def test_retry_on_accepts_only_exception_types_or_names() -> None:
     for given in ("not a name", "", "a..b", int, [ValueError, 3]):
         with pytest.raises(InvalidTask, match=r"Retry: expected types of exceptions, or their names such as .* in on="):
             Retry(on=given)  # type: ignore[arg-type]
 
 
-def test_waits_may_be_listed(system: System) -> None:
+def test_backoff_may_be_a_list_of_delays(system: System) -> None:
     worker = system.worker()
     handle = system.job.options(retries=Retry(backoff=[0, timedelta(hours=1)], jitter=0)).enqueue(1)
     system.pass_seconds()
@@ -95,12 +95,12 @@ def test_a_backoff_function_belongs_on_the_decorator(system: System) -> None:
         system.job.options(retries=Retry(backoff=lambda failures: failures))
 
 
-# -- redrive
+# -- bulk retries
 
 
 @pytest.fixture
 def failed(system: System) -> System:
-    """Six failed tasks of two names in two queues with two errors, and one that succeeded."""
+    """Six failed tasks, of two names, two queues and two errors, and a successful one."""
     other = system.app.task(name="other")(lambda number=0: number)
     default = system.worker(knows=["job", "other"])
     mail = system.worker("w2", knows=["job", "other"], queue="mail")
@@ -138,7 +138,9 @@ def opened(system: System) -> list[tuple[str, str]]:
         ({"since": datetime(2020, 1, 1, tzinfo=UTC), "name": "job"}, [("job", "default")] * 3 + [("job", "mail")]),
     ],
 )
-def test_by_filter(failed: System, wanted: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+def test_a_filter_selects_the_tasks_to_retry(
+    failed: System, wanted: dict[str, Any], expected: list[tuple[str, str]]
+) -> None:
     for worker in failed.workers:
         worker.die()
     failed.pass_seconds()
@@ -148,7 +150,7 @@ def test_by_filter(failed: System, wanted: dict[str, Any], expected: list[tuple[
     assert failed.count("inbox") == 0
 
 
-def test_by_the_type_of_the_error_and_not_by_what_its_message_says(failed: System) -> None:
+def test_a_filter_by_error_type_ignores_error_messages(failed: System) -> None:
     failed.sql('UPDATE orchestrator.ended_tasks SET error = error || \'{"message": "after a ValueError"}\'')
     for worker in failed.workers:
         worker.die()
@@ -158,7 +160,7 @@ def test_by_the_type_of_the_error_and_not_by_what_its_message_says(failed: Syste
     assert opened(failed) == [("job", "default")] * 3
 
 
-def test_by_release_and_never_by_a_leader_that_knows_none(failed: System) -> None:
+def test_a_filter_by_release_matches_nothing_on_older_leaders(failed: System) -> None:
     failed.sql(
         "INSERT INTO orchestrator.worker_releases (worker, release, started_at, until)"
         " VALUES ('w1', 'r1', now(), now() + interval '1 day'), ('w2', 'r2', now(), now() + interval '1 day')"
@@ -179,8 +181,8 @@ def test_by_release_and_never_by_a_leader_that_knows_none(failed: System) -> Non
     assert opened(failed) == [("job", "mail"), ("other", "default"), ("other", "mail")]
 
 
-def test_in_slices_and_each_task_once(failed: System) -> None:
-    """A task that fails again while others are still being opened is not opened a second time."""
+def test_a_bulk_retry_in_slices_retries_each_task_once(failed: System) -> None:
+    """A task that fails again during the bulk retry is not retried a second time."""
     object.__setattr__(failed.scheduler._settings, "batch", 1)
     assert failed.app.retry_failed(name="job") == 4
     worker = failed.workers[0]
@@ -198,7 +200,7 @@ def run(failed: System, in_empty_folder: Path) -> Callable[..., Result]:
     return lambda *words, **more: CliRunner().invoke(main, ["tasks", "retry", *words], **more)
 
 
-def test_the_command_shows_what_it_will_do_and_asks(failed: System, run: Callable[..., Result]) -> None:
+def test_the_retry_command_previews_and_asks_for_confirmation(failed: System, run: Callable[..., Result]) -> None:
     shown = run("--name", "job", "--dry-run")
     assert shown.exit_code == 0
     assert "ValueError: no such Customer" in shown.output
@@ -211,7 +213,7 @@ def test_the_command_shows_what_it_will_do_and_asks(failed: System, run: Callabl
     assert failed.count("inbox") == 1
 
 
-def test_the_command_wants_ids_or_a_filter(run: Callable[..., Result], failed: System) -> None:
+def test_the_retry_command_requires_ids_or_a_filter(run: Callable[..., Result], failed: System) -> None:
     assert "Give the ids of tasks, or select failed tasks with" in run().output
     assert "No failed task matches." in run("--name", "unheard-of", "--yes").output
     assert failed.count("inbox") == 0

@@ -1,4 +1,4 @@
-"""What did not happen is not remembered, and nobody is told of it: ticks that are rolled back, whole or in part."""
+"""Effects of ticks that are rolled back, wholly or in part, are neither remembered nor announced."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def engine_(system: System) -> Iterator[Engine]:
 
 @contextmanager
 def rolled_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let ticks fail when all is done, and only the commit is left."""
+    """Let ticks fail at their commit."""
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a defect")
@@ -61,7 +61,7 @@ def rolled_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_a_worker_is_not_told_to_stop_what_a_refused_turn_had_cancelled(
+def test_a_rejected_turn_stops_no_running_task(
     system: System, double: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     handle = double.start()
@@ -73,7 +73,7 @@ def test_a_worker_is_not_told_to_stop_what_a_refused_turn_had_cancelled(
     worker.succeed(first)
     system.tick()
     (turn,) = worker.take()
-    never = StartTimer(1, uuid4().bytes, 1e300, 1e300)  # which Postgres refuses
+    never = StartTimer(1, uuid4().bytes, 1e300, 1e300)  # Postgres rejects this delay
     commands: list[Command] = [CancelTask(second.id), never]
     worker.report(Activated(turn.id, turn.attempt, 0.1, through=activation(turn).through, commands=commands))
     system.pass_seconds(3)
@@ -96,7 +96,7 @@ def test_a_request_whose_tick_was_rolled_back_is_applied_by_the_next(
     assert handle.status() == "cancelled"
 
 
-def test_what_was_asked_of_code_is_asked_again_after_a_rollback(
+def test_a_query_of_a_rolled_back_tick_is_sent_again(
     system: System, double: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = double.start()
@@ -110,7 +110,7 @@ def test_what_was_asked_of_code_is_asked_again_after_a_rollback(
     body = {"request": base64.b64encode(b"r" * 16).decode(), "name": "count", "value": ""}
     with system.engine.begin() as connection:
         inbox.add(connection, RequestKind.QUERY, raw(handle), msgspec.json.encode(body).decode())
-    system.pass_seconds()  # the request is gone, and waits for the turn that is out
+    system.pass_seconds()  # the request has left the inbox, and waits for the turn in flight
     assert system.count("inbox") == 0
     worker.succeed(second)
     system.tick()
@@ -138,7 +138,7 @@ def test_stuck_runs_are_freed_after_a_rollback(
     assert handle.status() == "running", "the code of the new worker may be another"
 
 
-def test_a_worker_that_has_left_is_not_taken_for_dead_after_a_rollback(
+def test_a_worker_that_left_does_not_count_as_dead_after_a_rollback(
     system: System, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system.pass_seconds()
@@ -149,7 +149,7 @@ def test_a_worker_that_has_left_is_not_taken_for_dead_after_a_rollback(
     assert [row["state"] for row in system.sql("SELECT state FROM orchestrator.workers")] == ["stopped"]
 
 
-def test_a_worker_is_told_to_stop_what_the_end_of_a_generation_has_cancelled(
+def test_tasks_cancelled_at_the_end_of_a_generation_are_stopped(
     system: System, double: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     double.start()
@@ -164,7 +164,7 @@ def test_a_worker_is_told_to_stop_what_the_end_of_a_generation_has_cancelled(
     through = activation(turn).through
     worker.report(Activated(turn.id, turn.attempt, 0.1, through=through, commands=[CancelTask(second.id)]))
     old = system.generation
-    system.redis.set(KEYS.applied, encode(Applied(old, "0-1")))  # a failover has lost that, and not the report
+    system.redis.set(KEYS.applied, encode(Applied(old, "0-1")))  # a failover loses this position, but not the report
     system.pass_seconds(3)
     assert system.generation != old
     assert Order(stop=[Attempt(second.id, second.attempt)]) in worker.orders()
@@ -173,7 +173,7 @@ def test_a_worker_is_told_to_stop_what_the_end_of_a_generation_has_cancelled(
 def test_tasks_whose_claim_was_rolled_back_are_claimed_by_the_next_tick(
     system: System, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the front of the queue is slow, claims go on behind the last one."""
+    """When the front of a queue is slow, claims continue behind the last one."""
     fronts: list[float] = []
 
     def slow(*given: Any) -> list[claims.Claimed]:

@@ -1,4 +1,5 @@
-"""Workers of two versions of an application on one queue: each task goes to those that know it, up to their room."""
+"""Workers of two versions of an application share a queue: each task goes to workers that know it, within their
+slots."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def enqueue(system: System, count: int, name: str = "fresh", **options: Any) -> 
 
 
 def work(system: System, *workers: Worker) -> Counter[tuple[str, str]]:
-    """Have workers take and finish what there is, until nothing comes any more; return who did what."""
+    """Let workers complete tasks until none arrives; return the number of tasks by worker and name."""
     done: Counter[tuple[str, str]] = Counter()
     while True:
         taken = {worker: worker.take() for worker in workers}
@@ -57,7 +58,7 @@ def work(system: System, *workers: Worker) -> Counter[tuple[str, str]]:
         system.tick(2)
 
 
-def test_what_only_some_know_goes_to_them_and_nothing_goes_round(system: System, old: Worker, new: Worker) -> None:
+def test_tasks_known_to_some_workers_go_only_to_these(system: System, old: Worker, new: Worker) -> None:
     system.pass_seconds()
     handles = enqueue(system, 80)
     common = enqueue(system, 20, "job")
@@ -70,8 +71,8 @@ def test_what_only_some_know_goes_to_them_and_nothing_goes_round(system: System,
     assert max(system.row(handle)["attempt"] for handle in handles) <= 3, "claimed, kept back, and placed"
 
 
-def test_what_finds_no_place_keeps_nobody_from_theirs(system: System, old: Worker, new: Worker) -> None:
-    """Tasks that all know go on although hundreds before them wait for the one that knows them."""
+def test_tasks_without_a_free_slot_do_not_block_other_tasks(system: System, old: Worker, new: Worker) -> None:
+    """Other tasks are dispatched although hundreds before them wait for the one worker that knows them."""
     system.pass_seconds()
     fresh = enqueue(system, 300)
     common = enqueue(system, 4, "job")
@@ -88,8 +89,9 @@ def test_what_finds_no_place_keeps_nobody_from_theirs(system: System, old: Worke
     assert system.row(common[0])["status"] == "dispatched"
 
 
-def test_crowds_that_wait_for_the_same_worker_share_its_places(system: System, old: Worker, new: Worker) -> None:
-    """Before, each was given all of them, and what found none was claimed and kept back again, in every tick."""
+def test_tasks_that_wait_for_the_same_worker_share_its_slots(system: System, old: Worker, new: Worker) -> None:
+    """Each name used to be claimed for all slots, and tasks without a slot were claimed and held again in every
+    tick."""
     new.learn("fresh2", "fresh3", "fresh4")
     system.pass_seconds()
     handles = [handle for name in ("fresh", "fresh2", "fresh3", "fresh4") for handle in enqueue(system, 20, name)]
@@ -100,7 +102,7 @@ def test_crowds_that_wait_for_the_same_worker_share_its_places(system: System, o
     assert sum(system.row(handle)["attempt"] for handle in handles) <= 2 * 80
 
 
-def test_priority_and_lanes_hold_there_too(system: System, old: Worker, new: Worker) -> None:
+def test_concurrency_limits_hold_for_tasks_known_to_some_workers(system: System, old: Worker, new: Worker) -> None:
     system.pass_seconds()
     handles = enqueue(system, 30, concurrency=2)
     system.pass_seconds()
@@ -116,11 +118,11 @@ def test_priority_and_lanes_hold_there_too(system: System, old: Worker, new: Wor
     raise AssertionError(Counter(handle.status() for handle in handles))
 
 
-def test_when_all_know_it_anybody_may_have_it(system: System, old: Worker, new: Worker) -> None:
+def test_held_tasks_are_released_when_all_workers_know_them(system: System, old: Worker, new: Worker) -> None:
     system.pass_seconds()
     handles = enqueue(system, 50)
     system.pass_seconds()
-    new.take()  # and keeps them
+    new.take()  # and does not complete them
     old.learn("fresh")
     system.pass_seconds(3)
     assert Counter(system.row(handle)["hold"] for handle in handles) == {None: 50}
@@ -128,13 +130,15 @@ def test_when_all_know_it_anybody_may_have_it(system: System, old: Worker, new: 
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_task_whose_only_knower_dies_waits_for_another(system: System, old: Worker, new: Worker, again: bool) -> None:
+def test_a_task_waits_when_the_only_worker_that_knows_it_dies(
+    system: System, old: Worker, new: Worker, again: bool
+) -> None:
     system.pass_seconds()
     (handle,) = enqueue(system, 1)
     system.pass_seconds()
     assert system.messages(private_queue("new")) == [(raw(handle), 1)]
     if again:
-        system.lead()  # which does not know where it was sent
+        system.lead()  # which does not know where the task is
     new.die()
     system.make_old()
     system.tick_until(lambda: system.row(handle)["hold"] == "unknown")
@@ -147,7 +151,7 @@ def test_a_task_whose_only_knower_dies_waits_for_another(system: System, old: Wo
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_worker_that_does_not_take_its_task_loses_it_and_never_runs_it(
+def test_an_undelivered_task_moves_to_another_worker_and_runs_once(
     system: System, old: Worker, new: Worker, again: bool
 ) -> None:
     other = system.worker("other", slots=4, knows=["job", "fresh"])
@@ -168,8 +172,8 @@ def test_a_worker_that_does_not_take_its_task_loses_it_and_never_runs_it(
     assert handle.status() == "success"
 
 
-def test_what_is_taken_back_goes_to_another_worker_in_the_same_tick(system: System, old: Worker, new: Worker) -> None:
-    """It is known to be nowhere, so nobody waits until it has been missed for the TTL of a worker."""
+def test_a_withdrawn_task_is_sent_to_another_worker_in_the_same_tick(system: System, old: Worker, new: Worker) -> None:
+    """No worker has it, so nothing waits for the TTL of a worker to pass."""
     other = system.worker("other", slots=4, knows=["job", "fresh"])
     system.pass_seconds()
     (handle,) = enqueue(system, 1)
@@ -184,10 +188,11 @@ def test_what_is_taken_back_goes_to_another_worker_in_the_same_tick(system: Syst
 
 
 @pytest.mark.parametrize("received", [False, True])
-def test_a_task_waits_at_the_one_worker_that_knows_it_until_another_has_room(
+def test_a_placed_task_stays_until_another_worker_has_room(
     system: System, old: Worker, new: Worker, received: bool
 ) -> None:
-    """It stands first in line there; going round, it would lose its place to tasks that all know, and gain nothing."""
+    """It is first in its worker's queue; moving it would put it behind tasks that all workers know, and gain
+    nothing."""
     system.pass_seconds()
     enqueue(system, 4, "job")
     system.pass_seconds()
@@ -214,10 +219,10 @@ def test_a_task_waits_at_the_one_worker_that_knows_it_until_another_has_room(
 
 @pytest.mark.parametrize("known_by", ["one", "all"])
 @pytest.mark.parametrize("received", [False, True])
-def test_what_expires_at_a_worker_that_does_not_begin_it_fails(
+def test_a_task_that_expires_before_its_start_fails(
     system: System, old: Worker, new: Worker, known_by: str, received: bool
 ) -> None:
-    """Before, it began whenever the worker went on; `expires` says not after."""
+    """It used to start whenever the worker continued, although `expires` forbids that."""
     system.pass_seconds()
     (handle,) = enqueue(system, 1, "fresh" if known_by == "one" else "job", expires=3600)
     system.pass_seconds()
@@ -240,8 +245,8 @@ def test_what_expires_at_a_worker_that_does_not_begin_it_fails(
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_what_nobody_knows_keeps_nobody_from_theirs(system: System, old: Worker, mixed: bool) -> None:
-    """Before, as many were put away in a tick as there were free slots, and the next tick came half a second later."""
+def test_tasks_known_to_no_worker_do_not_block_other_tasks(system: System, old: Worker, mixed: bool) -> None:
+    """Only as many as there were free slots used to be held in a tick, and the next tick came half a second later."""
     if mixed:
         system.worker("other", slots=4, knows=["job", "something else"])
     system.pass_seconds()
@@ -253,7 +258,7 @@ def test_what_nobody_knows_keeps_nobody_from_theirs(system: System, old: Worker,
     assert {system.row(handle)["hold"] for handle in unknown} == {"unknown"}
 
 
-def test_what_a_worker_has_received_is_not_taken_back(system: System, old: Worker, new: Worker) -> None:
+def test_tasks_received_by_a_worker_are_not_withdrawn(system: System, old: Worker, new: Worker) -> None:
     system.pass_seconds()
     enqueue(system, 3)
     system.pass_seconds()
@@ -269,7 +274,7 @@ def test_what_a_worker_has_received_is_not_taken_back(system: System, old: Worke
     assert system.count("ended_tasks") == 0
 
 
-def test_a_cancelled_task_is_withdrawn_from_the_worker_it_was_sent_to(system: System, old: Worker, new: Worker) -> None:
+def test_a_cancelled_task_is_withdrawn_from_its_workers_queue(system: System, old: Worker, new: Worker) -> None:
     system.pass_seconds()
     (handle,) = enqueue(system, 1)
     system.pass_seconds()
@@ -279,8 +284,8 @@ def test_a_cancelled_task_is_withdrawn_from_the_worker_it_was_sent_to(system: Sy
     assert system.messages(private_queue("new")) == []
 
 
-def test_what_no_worker_finds_is_not_tried_for_ever(system: System) -> None:
-    """Workers may import functions by name: only trying tells what is there."""
+def test_a_task_that_no_worker_finds_is_held_after_two_attempts(system: System) -> None:
+    """Workers may import functions by name: only an attempt shows what exists."""
     one, two = (system.worker(name, knows=["job", "*:*"]) for name in ("one", "two"))
     (handle,) = enqueue(system, 1, "jobs:missing")
     tries = 0
@@ -296,17 +301,17 @@ def test_what_no_worker_finds_is_not_tried_for_ever(system: System) -> None:
     assert tries <= 2
     system.pass_seconds(5)
     assert system.row(handle)["hold"] == "unknown"
-    three = system.worker("three", knows=["job", "*:*"])  # which may have the file
+    three = system.worker("three", knows=["job", "*:*"])  # this worker may have the file
     system.pass_seconds(2)
     taken = [task for worker in (one, two, three) for task in worker.take()]
     assert [task.name for task in taken] == ["jobs:missing"]
 
 
-# -- workers that were given the database, and others
+# -- workers with and without the database
 
 
-def hand_back(system: System, worker: Worker) -> int:
-    """Do as a worker does that was not given the database, until nothing comes; return how many it has handed back."""
+def return_tasks(system: System, worker: Worker) -> int:
+    """Return all tasks like a worker without the database, until none arrives; return their number."""
     count = 0
     while tasks := worker.take():
         count += len(tasks)
@@ -316,11 +321,11 @@ def hand_back(system: System, worker: Worker) -> int:
     return count
 
 
-def test_what_needs_the_database_goes_to_workers_that_were_given_it(system: System) -> None:
+def test_tasks_that_need_the_database_go_to_workers_with_it(system: System) -> None:
     plain = system.worker("plain", knows=["job", "pay"], slots=2)
     (first,) = enqueue(system, 1, "pay")
     system.pass_seconds()
-    assert hand_back(system, plain) <= 2, "it may be claimed again in the tick that hears of it"
+    assert return_tasks(system, plain) <= 2, "it may be claimed again in the tick that hears of it"
     given = system.worker("given", knows=["job", "pay", WITH_DATABASE], slots=2)
     system.pass_seconds(2)
     rest = enqueue(system, 20, "pay")
@@ -333,11 +338,11 @@ def test_what_needs_the_database_goes_to_workers_that_were_given_it(system: Syst
     assert {system.row(handle)["failures"] for handle in (first, *rest)} == {0}
 
 
-def test_where_nobody_was_given_the_database_whoever_waits_is_told(system: System) -> None:
+def test_a_missing_worker_with_the_database_is_reported(system: System) -> None:
     plain = system.worker("plain", knows=["job", "pay"], slots=2)
     (handle,) = enqueue(system, 1, "pay", retries=0)
     system.pass_seconds()
-    assert hand_back(system, plain) <= 2
+    assert return_tasks(system, plain) <= 2
     system.pass_seconds(5)
     row = system.row(handle)
     assert (row["status"], row["hold"], row["failures"]) == ("pending", "unknown", 0)
@@ -357,7 +362,7 @@ def test_where_nobody_was_given_the_database_whoever_waits_is_told(system: Syste
         handle.result(1)
 
 
-# -- workflows as code
+# -- workflow code
 
 
 @pytest.fixture
@@ -396,9 +401,7 @@ def test_runs_go_to_workers_that_have_their_version(
     raise AssertionError(Counter(handle.status() for handle in handles))
 
 
-def test_turns_wait_for_those_who_have_the_version_and_keep_nobody_else(
-    system: System, patient: CodeWorkflow[..., Any]
-) -> None:
+def test_turns_waiting_for_a_version_do_not_block_other_tasks(system: System, patient: CodeWorkflow[..., Any]) -> None:
     two, one = with_version(system, 2), with_version(system, 1, slots=2)
     system.pass_seconds()
     for _ in range(40):
@@ -414,7 +417,9 @@ def test_turns_wait_for_those_who_have_the_version_and_keep_nobody_else(
     assert system.sql("SELECT count(*) AS n FROM orchestrator.tasks WHERE hold = 'crowded: patient@1'")[0]["n"] > 0
 
 
-def test_where_nobody_has_the_version_other_code_may_do(system: System, patient: CodeWorkflow[..., Any]) -> None:
+def test_another_version_runs_the_code_if_no_worker_has_the_right_one(
+    system: System, patient: CodeWorkflow[..., Any]
+) -> None:
     none, two = system.worker("none"), with_version(system, 2)
     system.pass_seconds()
     patient.start()
@@ -423,7 +428,7 @@ def test_where_nobody_has_the_version_other_code_may_do(system: System, patient:
     assert len(two.take()) == 1
 
 
-def test_stuck_runs_free_themselves_when_a_worker_with_their_version_comes(
+def test_stuck_runs_are_freed_when_a_worker_with_their_version_arrives(
     system: System, patient: CodeWorkflow[..., Any]
 ) -> None:
     two = with_version(system, 2)
@@ -441,7 +446,7 @@ def test_stuck_runs_free_themselves_when_a_worker_with_their_version_comes(
     assert activation(turn).after == 0
 
 
-def test_all_that_are_stuck_are_freed_however_many(system: System, patient: CodeWorkflow[..., Any]) -> None:
+def test_all_stuck_runs_are_freed_over_several_batches(system: System, patient: CodeWorkflow[..., Any]) -> None:
     two = with_version(system, 2, slots=100)
     system.pass_seconds()
     handles = [patient.start() for _ in range(30)]
@@ -464,7 +469,7 @@ def test_a_run_goes_on_with_the_version_that_took_its_last_turn(
         return int(await system.job.schedule(1)) + int(await system.job.schedule(2))
 
     engine = Engine(lambda *_: second, 1_000_000)
-    handle = patient.start()  # of version 1, of which no worker is left
+    handle = patient.start()  # started with version 1, which no worker has any more
     two = with_version(system, 2)
     system.pass_seconds()
     two.report(act(engine, *two.take()))
@@ -482,13 +487,13 @@ def test_a_run_goes_on_with_the_version_that_took_its_last_turn(
 
 
 def upgrading(system: System, version: int, *older: str) -> Worker:
-    """Return a worker whose newest version takes over the runs of older ones."""
+    """Return a worker whose newest version takes over runs of older versions."""
     knows = ["job", "patient", f"patient@{version}", f"patient@{version}+", *older]
     return system.worker(f"v{version}", knows=knows)
 
 
-def show(system: System, worker: Worker, engine: Engine) -> None:
-    """Let the code of a run take its turn, and go on with its task."""
+def run_turn(system: System, worker: Worker, engine: Engine) -> None:
+    """Run the next turn of a run's code, and apply its report."""
     system.pass_seconds()
     (turn,) = turns(worker.take())
     worker.report(act(engine, turn))
@@ -496,13 +501,13 @@ def show(system: System, worker: Worker, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("upgrades", [True, False])
-def test_an_open_run_goes_on_with_the_newest_version_at_its_next_turn(
+def test_open_runs_continue_with_the_newest_version_if_its_worker_upgrades(
     system: System, patient: CodeWorkflow[..., Any], engine_: Engine, upgrades: bool
 ) -> None:
     one = with_version(system, 1)
     system.pass_seconds()
     patient.start()
-    show(system, one, engine_)  # its code stays in the memory of that worker
+    run_turn(system, one, engine_)  # the code stays in the memory of this worker
     two = upgrading(system, 2) if upgrades else with_version(system, 2)
     system.pass_seconds(2)
     for worker in (one, two):
@@ -528,7 +533,7 @@ def test_a_pinned_run_is_not_upgraded(system: System, patient: CodeWorkflow[...,
     assert activation(turn).version == 2
 
 
-def test_a_workflow_says_what_new_versions_mean_for_its_runs(system: System, patient: CodeWorkflow[..., Any]) -> None:
+def test_the_versioning_option_sets_whether_runs_are_pinned(system: System, patient: CodeWorkflow[..., Any]) -> None:
     app = system.app
 
     @app.workflow(name="patient", version=2, versioning="auto_upgrade")
@@ -557,5 +562,5 @@ def test_a_child_of_a_pinned_workflow_is_pinned(system: System, engine_: Engine)
 
     worker = system.worker(knows=["parent"])
     parent.start()
-    show(system, worker, engine_)
+    run_turn(system, worker, engine_)
     assert system.sql("SELECT name FROM orchestrator.tasks ORDER BY name")[0]["name"] == "child@4"

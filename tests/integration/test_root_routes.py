@@ -1,4 +1,4 @@
-"""The routes at the root, as clients of other schedulers use them: workflows with their tasks, and flows."""
+"""The routes at the root, as clients of other schedulers call them: workflows with their tasks, and flows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def http(stage: Stage) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_a_workflow_in_yaml_and_from_the_tasks_of_its_run_to_their_logs(stage: Stage, http: httpx.Client) -> None:
+def test_yaml_workflows_and_the_tasks_of_their_runs_have_routes(stage: Stage, http: httpx.Client) -> None:
     applied = http.post("/workflows", content=NIGHTLY, headers={"Content-Type": "application/yaml; charset=utf-8"})
     assert applied.status_code == 200, applied.text
     assert (applied.json()["name"], applied.json()["new"]) == ("nightly", True)
@@ -62,7 +62,7 @@ def test_a_workflow_in_yaml_and_from_the_tasks_of_its_run_to_their_logs(stage: S
     assert f"step 'report' has no task: it is skipped ({report['reason']})." in missing.json()["detail"]
 
 
-def test_the_tasks_of_a_flow_say_at_which_node_they_are(stage: Stage, http: httpx.Client) -> None:
+def test_the_tasks_of_a_flow_name_their_node_and_index(stage: Stage, http: httpx.Client) -> None:
     node = {"kind": "foreach", "exec_type": "local_func", "service": "route", "prep": {"input_key": "$params.list"}}
     stage.system.app.flows.publish("each", {"start": "each", "nodes": {"each": node}})
     run = stage.system.app.flows["each"].start(list=[1, 2])
@@ -72,7 +72,7 @@ def test_the_tasks_of_a_flow_say_at_which_node_they_are(stage: Stage, http: http
     assert http.get(f"/runs/{run.id}/tasks/each/logs", params={"index": 1}).status_code == 200
 
 
-def test_to_cancel_a_run_has_one_answer_on_both_doors(stage: Stage, http: httpx.Client) -> None:
+def test_both_cancel_routes_give_the_same_answer(stage: Stage, http: httpx.Client) -> None:
     flows = stage.system.app.flows
     flows.publish("wait", WAIT)
 
@@ -91,7 +91,7 @@ def test_to_cancel_a_run_has_one_answer_on_both_doors(stage: Stage, http: httpx.
     assert doors(open_.id) == (True, True)
 
 
-def test_a_flow_begins_with_the_shared_state_that_it_is_given(stage: Stage, http: httpx.Client) -> None:
+def test_a_flow_starts_with_a_given_shared_state(stage: Stage, http: httpx.Client) -> None:
     flows = stage.system.app.flows
     nodes: dict[str, Any] = {"ask": {"kind": "approval"}, **WAIT["nodes"]}  # type: ignore[dict-item]
     flows.publish("begun", {**WAIT, "nodes": nodes, "edges": [{"from": "wait", "to": "ask"}]})
@@ -113,8 +113,8 @@ def test_a_flow_begins_with_the_shared_state_that_it_is_given(stage: Stage, http
         flows["begun"].options(shared={"ask": "approved"}).start()
 
 
-def test_each_door_publishes_flows_under_its_own_rule(stage: Stage, http: httpx.Client) -> None:
-    """A failed node follows its default edge only where the system from which such definitions come has it so."""
+def test_each_publish_route_applies_its_own_default_edge_rule(stage: Stage, http: httpx.Client) -> None:
+    """A failed node follows its default edge only in flows published on the route of the system that defines it so."""
     shop = {
         "start": "charge",
         "nodes": {"charge": executor("bad"), "ship": executor("route")},
@@ -129,7 +129,7 @@ def test_each_door_publishes_flows_under_its_own_rule(stage: Stage, http: httpx.
     assert any("charge" in warning for warning in told["warnings"]), told
 
 
-def test_a_signal_that_a_waiting_run_cannot_keep_is_too_large(stage: Stage, http: httpx.Client) -> None:
+def test_a_signal_beyond_the_storage_of_a_waiting_run_is_rejected(stage: Stage, http: httpx.Client) -> None:
     flows = stage.system.app.flows
     flows.publish("waits", WAIT)
     run = flows["waits"].start()

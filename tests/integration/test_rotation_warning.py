@@ -1,4 +1,4 @@
-"""`orchestrator keys rotate-data` says which workers could not run what it seals."""
+"""`orchestrator keys rotate-data` names live workers that lack the new key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rotate(database_url: str, redis_url: str) -> Result:
     return result
 
 
-def test_live_workers_without_the_key_are_named(engine: Engine, database_url: str, redis_url: str) -> None:
+def test_live_workers_without_the_new_key_are_named(engine: Engine, database_url: str, redis_url: str) -> None:
     add_worker(engine, "a", "live", "t.a", key_name("new"))
     add_worker(engine, "b", "dead", "t.a")
     assert rotate(database_url, redis_url).stderr == ""

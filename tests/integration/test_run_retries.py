@@ -1,4 +1,4 @@
-"""Failed runs of workflows that are tried again, by the one rule of docs/workflows.md."""
+"""Retries of failed workflow runs, by the rule of docs/workflows.md."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def given(task: Dispatch) -> dict[str, Any]:
     return found
 
 
-# -- what is tried again
+# -- what a retry runs again
 
 
-def test_a_fan_out_that_could_not_be_created_succeeds_and_its_run_with_it(system: System) -> None:
+def test_a_retry_succeeds_after_the_missing_child_workflow_is_applied(system: System) -> None:
     worker = system.worker()
     run = begin(
         system,
@@ -67,7 +67,7 @@ def test_a_fan_out_that_could_not_be_created_succeeds_and_its_run_with_it(system
     assert counts(run) == ("success", 5, 5, 0, 0, 0)
 
 
-def test_a_run_that_timed_out_has_all_of_its_time_again(system: System) -> None:
+def test_a_retried_run_gets_its_whole_timeout_again(system: System) -> None:
     worker = system.worker()
     run = begin(
         system,
@@ -92,7 +92,7 @@ def test_a_run_that_timed_out_has_all_of_its_time_again(system: System) -> None:
 
 
 @pytest.mark.parametrize("of", ["a workflow", "many tasks"])
-def test_a_retried_run_has_taken_the_time_since_its_retry(system: System, of: str) -> None:
+def test_the_duration_of_a_retried_run_starts_at_its_retry(system: System, of: str) -> None:
     worker = system.worker()
     if of == "a workflow":
         run = begin(system, "name: short\ntasks: {a: {task: job}}")
@@ -122,7 +122,7 @@ def test_a_retried_run_has_taken_the_time_since_its_retry(system: System, of: st
     assert (after.ended_at - after.began_at).total_seconds() < 600, "the hour until the retry is no part of it"
 
 
-def test_a_fan_out_that_is_retried_in_part_has_taken_the_time_since_then(system: System) -> None:
+def test_the_duration_of_a_partly_retried_fan_out_starts_at_its_retry(system: System) -> None:
     worker = system.worker()
     run = begin(system, "name: wide\ntasks:\n  a: {task: job}\n  each: {task: job, depends_on: [a], foreach: [1, 2]}")
     worker.succeed(worker.take()[0])
@@ -135,7 +135,7 @@ def test_a_fan_out_that_is_retried_in_part_has_taken_the_time_since_then(system:
     run.retry()
     system.pass_seconds()
     (again,) = worker.take()
-    worker.report(Succeeded(again.id, again.attempt, 0.0, ONE))  # not longer than it is there
+    worker.report(Succeeded(again.id, again.attempt, 0.0, ONE))  # zero: it cannot begin before its dispatch
     system.tick_until(lambda: run.progress().status == "success")
     with system.engine.connect() as connection:
         first, each = list_steps(connection, UUID(run.id))
@@ -149,7 +149,7 @@ def test_a_fan_out_that_is_retried_in_part_has_taken_the_time_since_then(system:
     assert max(of_grid, compared or 0.0) < 60
 
 
-def test_what_is_below_waits_for_what_is_above_and_sees_what_that_came_to(system: System) -> None:
+def test_a_retried_step_runs_before_the_steps_that_depend_on_it(system: System) -> None:
     worker = system.worker()
     run = begin(
         system,
@@ -174,7 +174,7 @@ def test_what_is_below_waits_for_what_is_above_and_sees_what_that_came_to(system
 
 
 @pytest.mark.parametrize("when", ["at once", "begun"])
-def test_two_people_who_retry_a_run_retry_it_once(system: System, when: str) -> None:
+def test_two_concurrent_retries_of_a_run_have_one_effect(system: System, when: str) -> None:
     worker = system.worker()
     run = begin(system, "name: twice\ntasks:\n  a: {task: job}\n  b: {task: job, depends_on: [a]}\n")
     worker.fail(*worker.take(), retryable=False)
@@ -183,14 +183,14 @@ def test_two_people_who_retry_a_run_retry_it_once(system: System, when: str) -> 
     run.retry()
     if when == "begun":
         system.pass_seconds()
-    # Somebody else had seen that it failed, too, and asks a moment later.
+    # A second request, made when the run still looked failed.
     system.sql("INSERT INTO orchestrator.inbox (kind, target) VALUES ('retry run', CAST(:run AS uuid))", run=run.id)
     system.pass_seconds(2)
     assert finish(system, worker) == ["a", "b"]
     assert counts(run) == ("success", 2, 2, 0, 0, 0)
 
 
-def test_a_retried_run_waits_for_its_turn(system: System) -> None:
+def test_a_retried_run_waits_for_its_concurrency_limit(system: System) -> None:
     worker = system.worker()
     text = "name: one-at-a-time\nconcurrency: 1\ntasks: {a: {task: job}}"
     first = begin(system, text)
@@ -211,7 +211,7 @@ def test_a_retried_run_waits_for_its_turn(system: System) -> None:
 
 
 @pytest.mark.parametrize("fan_out", [False, True])
-def test_what_a_person_cancelled_is_tried_again(system: System, fan_out: bool) -> None:
+def test_a_run_retry_includes_tasks_cancelled_by_a_user(system: System, fan_out: bool) -> None:
     worker = system.worker()
     each = "foreach: '[1, 2]', " if fan_out else ""
     run = begin(system, f"name: cancelled\ntasks:\n  a: {{{each}task: job}}\n  b: {{task: job, depends_on: [a]}}\n")
@@ -229,7 +229,7 @@ def test_what_a_person_cancelled_is_tried_again(system: System, fan_out: bool) -
     assert run.progress().counters.cancelled == 0
 
 
-def test_what_a_person_cancelled_of_a_run_of_many_is_tried_again(system: System) -> None:
+def test_a_bulk_run_retry_includes_tasks_cancelled_by_a_user(system: System) -> None:
     worker = system.worker()
     run = system.app.start_many(system.job, range(3))
     system.pass_seconds()
@@ -247,7 +247,7 @@ def test_what_a_person_cancelled_of_a_run_of_many_is_tried_again(system: System)
 
 
 @pytest.mark.parametrize("of_many", [False, True])
-def test_a_failed_task_of_a_run_that_was_cancelled_is_not_tried_again(system: System, of_many: bool) -> None:
+def test_a_failed_task_of_a_cancelled_run_cannot_be_retried(system: System, of_many: bool) -> None:
     worker = system.worker()
     if of_many:
         run, advice = system.app.start_many(system.job, range(2)), "Enqueue it again"
@@ -260,10 +260,10 @@ def test_a_failed_task_of_a_run_that_was_cancelled_is_not_tried_again(system: Sy
     run.cancel()
     system.tick_until(lambda: run.progress().status == "cancelled")
     with pytest.raises(WrongState, match=f"Cannot retry task .*: its run was cancelled. .*{advice}"):
-        system.app.handle(str(uuid.UUID(bytes=failed.id))).retry()  # which was accepted, and did nothing
+        system.app.handle(str(uuid.UUID(bytes=failed.id))).retry()  # used to be accepted without effect
 
 
-def test_a_fan_out_opens_no_more_tasks_again_than_it_may_have(system: System) -> None:
+def test_a_retried_fan_out_respects_its_concurrency(system: System) -> None:
     worker = system.worker()
     run = begin(system, "name: narrow\ntasks: {a: {task: job, foreach: '[1, 2, 3, 4, 5]', concurrency: 2}}")
     assert finish(system, worker, fail=("a",)) == ["a"] * 5
@@ -280,7 +280,7 @@ def test_a_fan_out_opens_no_more_tasks_again_than_it_may_have(system: System) ->
     assert (ran, counts(run)) == (5, ("success", 5, 5, 0, 0, 0))
 
 
-def test_children_that_failed_are_retried_and_those_that_are_evaluated_anew_are_new(system: System) -> None:
+def test_failed_children_are_retried_and_dependent_ones_start_anew(system: System) -> None:
     worker = system.worker()
     apply(system, "name: child\nparams: {n: {}}\ntasks: {x: {task: job}, y: {task: job, depends_on: [x]}}")
     run = begin(
@@ -302,8 +302,8 @@ def test_children_that_failed_are_retried_and_those_that_are_evaluated_anew_are_
     assert [found["n"] for found in params] == [{"y": "y"}]
 
 
-def test_a_retry_with_many_tasks_takes_several_ticks_and_loses_none(system: System) -> None:
-    """What is evaluated anew is taken back in slices, and what failed is opened in slices."""
+def test_a_retry_of_many_tasks_takes_several_ticks_and_loses_none(system: System) -> None:
+    """Steps to plan again are deleted in slices, and failed tasks are revived in slices."""
     system.settings = dataclasses.replace(system.settings, batch=5)
     system.lead()
     worker = system.worker(slots=500)
@@ -334,10 +334,10 @@ def test_a_retry_with_many_tasks_takes_several_ticks_and_loses_none(system: Syst
 
 
 @pytest.mark.parametrize("forgets", ["nothing", "its plans", "everything"])
-def test_tasks_that_are_retried_while_their_run_is_are_counted_once(
+def test_tasks_retried_during_the_retry_of_their_run_count_once(
     system: System, monkeypatch: pytest.MonkeyPatch, forgets: str
 ) -> None:
-    """The retry of the run takes several ticks, and the leader may fail between any two of them."""
+    """The retry of a run takes several ticks, and the leader may fail between any two of them."""
     system.settings = dataclasses.replace(system.settings, batch=5)
     system.lead()
     worker = system.worker(slots=500)
@@ -392,8 +392,8 @@ def test_tasks_that_are_retried_while_their_run_is_are_counted_once(
     assert system.count("tasks") == system.count("untold") == 0
 
 
-def test_runs_nested_deeply_are_retried_one_after_the_other(system: System, request: pytest.FixtureRequest) -> None:
-    """No deeper in Python than a run that is alone."""
+def test_deeply_nested_runs_are_retried(system: System, request: pytest.FixtureRequest) -> None:
+    """The Python call stack is no deeper than for a single run."""
     depth = 100
     apply(
         system,
@@ -427,10 +427,10 @@ def test_runs_nested_deeply_are_retried_one_after_the_other(system: System, requ
     assert system.sql("SELECT DISTINCT status, open FROM orchestrator.runs") == [{"status": "success", "open": 0}]
 
 
-# -- what is refused
+# -- rejected retries
 
 
-def test_what_belongs_to_another_run_is_retried_with_it(system: System) -> None:
+def test_a_child_run_or_its_tasks_are_retried_only_with_their_run(system: System) -> None:
     worker = system.worker()
     apply(system, "name: child\ntasks: {x: {task: job}}", "name: limited\nconcurrency: 1\ntasks: {y: {task: job}}")
     parent = begin(system, "name: parent\ntasks: {a: {workflow: child}}")
@@ -449,11 +449,11 @@ def test_what_belongs_to_another_run_is_retried_with_it(system: System) -> None:
     assert [parent.progress().status, limited.progress().status] == ["failed", "failed"]
 
 
-# -- any graph
+# -- random graphs
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_graphs_are_retried_by_the_rule(system: System, seed: int) -> None:
+def test_retries_of_random_graphs_follow_the_rule(system: System, seed: int) -> None:
     chance = random.Random(seed)
     steps = tuple(
         Step(
@@ -519,7 +519,7 @@ def touched(name: str, before: dict[str, str], above: dict[str, set[str]]) -> bo
 def play(
     system: System, worker: Worker, chance: random.Random, results: dict[tuple[str, int], Any], turn: int
 ) -> list[tuple[str, int, Any]]:
-    """Run what there is, in random order and with random ends; return what ran and what it saw."""
+    """Run all tasks in random order with random outcomes; return the executed steps with their inputs."""
     tried: list[tuple[str, int, Any]] = []
     system.tick(2)
     out: list[Dispatch] = worker.take()
@@ -544,7 +544,7 @@ def states(system: System, run: RunHandle[Any], definition: Definition) -> dict[
 
 
 def oracle(definition: Definition, found: dict[str, str]) -> dict[str, str]:
-    """Say what is skipped, given how everything else ended."""
+    """Return the expected states: what is skipped, given how all else ended."""
     expected: dict[str, str] = {}
     for step in definition.steps:
         upstream = [expected[name] for name in step.depends_on]

@@ -1,4 +1,4 @@
-"""`orchestrator run-task`: one task in a process of its own, which leaves its status and output where it is told."""
+"""`orchestrator run-task` runs one task in a process of its own, and writes its status and output to a given folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def status(folder: Path) -> dict[str, Any]:
     return dict(json.loads(found.read_bytes())) if found.exists() else {}
 
 
-def test_a_task_of_the_application_runs_and_leaves_its_output(tmp_path: Path) -> None:
+def test_a_task_of_the_application_writes_its_output(tmp_path: Path) -> None:
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps({"task": "double", "task_id": "t1", "attempt": 2, "input": {"number": 4}, "more": 1}))
     place = tmp_path / "left" / "here"
@@ -56,7 +56,7 @@ def test_a_task_of_the_application_runs_and_leaves_its_output(tmp_path: Path) ->
     assert sorted(path.name for path in place.iterdir()) == ["output.json", "status.json"]
 
 
-def test_a_function_by_name_with_its_input_in_a_variable() -> None:
+def test_a_function_can_read_its_input_from_a_variable() -> None:
     code, out, _ = end(begin("container_jobs:later", TASK_SPEC='{"arguments": [5]}'))
     assert (code, out.split()) == (0, ["15"])
 
@@ -69,7 +69,7 @@ def test_a_function_by_name_with_its_input_in_a_variable() -> None:
         ("odd", {}, "", False),
     ],
 )
-def test_a_failure_is_exit_code_1_and_says_why(
+def test_a_failed_task_exits_with_1_and_a_traceback(
     function: str, input: dict[str, Any], kind: str, retryable: bool, tmp_path: Path
 ) -> None:
     given = {"TASK_SPEC": json.dumps({"input": input}), "TASK_OUTPUT_PATH": str(tmp_path)}
@@ -93,14 +93,14 @@ def test_a_failure_is_exit_code_1_and_says_why(
         (["--app", "container_jobs:app"], {"TASK_SPEC": '{"task": "dubble"}'}, "double"),
     ],
 )
-def test_what_cannot_be_used_is_exit_code_78(words: list[str], environ: dict[str, str], said: str) -> None:
+def test_invalid_input_exits_with_78(words: list[str], environ: dict[str, str], said: str) -> None:
     code, _, shown = end(begin(*words, **environ))
     assert code == 78
     assert said in shown
     assert "Traceback" not in shown
 
 
-def test_a_place_that_cannot_be_written_is_exit_code_75(tmp_path: Path) -> None:
+def test_an_unwritable_output_folder_exits_with_75(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     given = {"TASK_SPEC": '{"arguments": [1]}', "TASK_OUTPUT_PATH": str(tmp_path / "file")}
     code, _, said = end(begin("container_jobs:double", **given))
@@ -108,7 +108,7 @@ def test_a_place_that_cannot_be_written_is_exit_code_75(tmp_path: Path) -> None:
     assert "cannot be used" in said
 
 
-def test_sigterm_lets_the_function_clean_up_and_is_told(tmp_path: Path) -> None:
+def test_sigterm_lets_the_function_clean_up_and_is_recorded(tmp_path: Path) -> None:
     given = {"TASK_SPEC": json.dumps({"input": {"folder": str(tmp_path)}}), "TASK_OUTPUT_PATH": str(tmp_path)}
     process = begin("container_jobs:hold", **given)
     eventually((tmp_path / "begun").exists, "it runs")
@@ -120,7 +120,7 @@ def test_sigterm_lets_the_function_clean_up_and_is_told(tmp_path: Path) -> None:
     assert (status(tmp_path)["status"], status(tmp_path)["error"]["kind"]) == ("failed", "Terminated")
 
 
-def test_a_killed_process_leaves_a_heartbeat_that_grows_old(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_a_stale_heartbeat(tmp_path: Path) -> None:
     given = {"TASK_SPEC": json.dumps({"input": {"folder": str(tmp_path)}}), "TASK_OUTPUT_PATH": str(tmp_path)}
     process = begin("container_jobs:hold", **given)
     eventually((tmp_path / "begun").exists, "it runs")
@@ -133,7 +133,7 @@ def test_a_killed_process_leaves_a_heartbeat_that_grows_old(tmp_path: Path) -> N
     assert not (tmp_path / "output.json").exists()
 
 
-def test_whoever_reads_while_it_is_written_sees_all_of_it_or_nothing(tmp_path: Path) -> None:
+def test_files_are_replaced_atomically(tmp_path: Path) -> None:
     place, over = LocalFolder(tmp_path), threading.Event()
     torn: list[bytes] = []
 
@@ -152,7 +152,7 @@ def test_whoever_reads_while_it_is_written_sees_all_of_it_or_nothing(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_heartbeats_go_on_while_it_runs_and_end_with_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_heartbeats_last_as_long_as_the_function_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     board = Board(LocalFolder(tmp_path), Specification(), interval=0.01)
     beats: list[float] = []
 
@@ -169,7 +169,7 @@ def test_heartbeats_go_on_while_it_runs_and_end_with_it(tmp_path: Path, capfd: p
     assert status(tmp_path)["status"] == "success"
 
 
-def test_an_address_of_fsspec_is_a_place_too() -> None:
+def test_an_fsspec_url_is_a_valid_output_folder() -> None:
     folder, file = split("memory://bucket/runs/1/spec.json")
     assert (folder, file) == ("memory://bucket/runs/1", "spec.json")
     place = folder_of(folder)

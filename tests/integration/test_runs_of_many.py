@@ -1,4 +1,4 @@
-"""Runs of many tasks, and what limits runs."""
+"""Runs of many tasks, and limits of runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.integration.stage import KEYS, System
 # -- runs
 
 
-def test_a_run_of_a_thousand_ends_exactly_with_its_last_task(system: System) -> None:
+def test_a_run_of_a_thousand_tasks_ends_with_its_last_task(system: System) -> None:
     worker = system.worker(slots=1_000)
     run = system.app.start_many(system.job, range(1_000), name="thousand")
     assert run.progress().status == "pending"
@@ -25,7 +25,7 @@ def test_a_run_of_a_thousand_ends_exactly_with_its_last_task(system: System) -> 
     assert len({task.position for task in tasks}) == 1_000
     worker.start(*tasks[:10])
     worker.succeed(*tasks[:400])
-    worker.succeed(*tasks[200:999])  # some of them again
+    worker.succeed(*tasks[200:999])  # some of them twice
     system.tick(3)
     progress = run.progress()
     assert (progress.status, progress.counters.open, progress.counters.success) == ("running", 1, 999)
@@ -37,8 +37,8 @@ def test_a_run_of_a_thousand_ends_exactly_with_its_last_task(system: System) -> 
     assert run.results(0) == [1] * 1_000
 
 
-def test_a_run_with_many_failures_is_retried_in_slices_and_each_task_once(engine: Engine, system: System) -> None:
-    """One statement for all of them would take longer than a leader's statement may."""
+def test_a_retry_of_many_failures_retries_each_task_once(engine: Engine, system: System) -> None:
+    """In slices: one statement for all would exceed the leader's statement timeout."""
     worker = system.worker(slots=1_000)
     run = system.app.start_many(system.job, range(350))
     system.pass_seconds()
@@ -52,7 +52,7 @@ def test_a_run_with_many_failures_is_retried_in_slices_and_each_task_once(engine
     run.retry()
     small.pass_seconds()
     assert (run.progress().status, run.progress().counters.failed) == ("running", 250)
-    worker.fail(*worker.take())  # again: not to be opened a second time by the same request
+    worker.fail(*worker.take())  # the same request must not revive these tasks a second time
     small.tick_until(lambda: small.count("inbox") == 0)
     assert small.count("attempts") == 350
     system.lead()
@@ -66,8 +66,8 @@ def test_a_run_with_many_failures_is_retried_in_slices_and_each_task_once(engine
     small.close()
 
 
-def test_a_retry_that_opens_nothing_does_not_stay_in_the_inbox(engine: Engine, system: System) -> None:
-    """Of a run that was cancelled after hundreds of its tasks had failed."""
+def test_a_retry_without_effect_leaves_the_inbox(engine: Engine, system: System) -> None:
+    """The run was cancelled after hundreds of its tasks had failed."""
     worker = system.worker(slots=1_000)
     run = system.app.start_many(system.job, range(250))
     system.pass_seconds()
@@ -91,8 +91,8 @@ def test_an_empty_run_succeeds(system: System) -> None:
     assert run.progress().status == "success"
 
 
-def test_a_run_whose_tasks_end_before_it_has_begun(system: System) -> None:
-    """Its nudge may be lost, and its tasks claimed by a tick that did not look for new runs."""
+def test_a_run_succeeds_whose_tasks_end_before_it_begins(system: System) -> None:
+    """Its nudge was lost, and its tasks were claimed by a tick that did not look for new runs."""
     worker = system.worker()
     system.pass_seconds()
     run = system.app.start_many(system.job, [1, 2])
@@ -106,7 +106,7 @@ def test_a_run_whose_tasks_end_before_it_has_begun(system: System) -> None:
     assert (run.progress().status, run.progress().counters.success) == ("success", 2)
 
 
-def test_cancel_a_run_in_every_stage_of_its_tasks(system: System) -> None:
+def test_cancelling_a_run_cancels_tasks_in_every_state(system: System) -> None:
     worker = system.worker(slots=4)
     run = system.app.start_many(system.job, range(3_000))
     system.pass_seconds()
@@ -124,14 +124,14 @@ def test_cancel_a_run_in_every_stage_of_its_tasks(system: System) -> None:
     assert worker.take() == []
 
 
-def test_cancel_a_run_that_has_not_begun(system: System) -> None:
+def test_a_run_is_cancelled_before_it_begins(system: System) -> None:
     run = system.app.start_many(system.job, range(10))
     run.cancel()
     system.tick_until(lambda: run.progress().status == "cancelled")
     assert run.progress().counters.cancelled == 10
 
 
-def test_retry_a_run(system: System) -> None:
+def test_a_run_retry_runs_only_the_failed_tasks_again(system: System) -> None:
     worker = system.worker()
     run = system.app.start_many(system.job, range(10))
     system.pass_seconds()
@@ -158,8 +158,8 @@ def test_retry_a_run(system: System) -> None:
 # -- lanes
 
 
-def test_a_run_begins_as_soon_as_another_makes_room_for_it(system: System) -> None:
-    """Not at the next look around, which may be a second later."""
+def test_a_waiting_run_begins_in_the_tick_that_ends_another(system: System) -> None:
+    """Not at the next full check, which may come a second later."""
     definition = Definition(
         name="one-by-one", concurrency=Concurrency(limit=1), steps=(Step(name="only", task="job", input={"number": 1}),)
     )

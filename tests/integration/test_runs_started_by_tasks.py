@@ -1,4 +1,4 @@
-"""Runs that running tasks start: what a worker sends twice, or badly, starts one run, or none."""
+"""Runs started by running tasks: repeated requests start one run, and invalid requests start none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def worker(system: System) -> Worker:
     return worker
 
 
-def answers(system: System, worker: Worker, *asked: NewTask) -> dict[bytes, KeyHolder]:
+def start_runs(system: System, worker: Worker, *asked: NewTask) -> dict[bytes, KeyHolder]:
     worker.report(Enqueued(list(asked)))
     system.pass_seconds(2)
     return worker._streams.key_holders([task.id for task in asked])
@@ -53,9 +53,9 @@ MANY = StartMany("many", [NewTask(OTHER, "job", "default", b"\x92\x90\x80", run_
         MANY,
     ],
 )
-def test_what_is_asked_again_is_started_once(system: System, worker: Worker, start: Start) -> None:
+def test_a_repeated_request_starts_one_run(system: System, worker: Worker, start: Start) -> None:
     for _ in range(2):
-        assert answers(system, worker, as_task(ID, start)) == {ID: KeyHolder(ID)}
+        assert start_runs(system, worker, as_task(ID, start)) == {ID: KeyHolder(ID)}
     assert system.count("runs") == 1
     assert system.sql(f"SELECT 1 FROM orchestrator.tasks WHERE name = '{START}'") == []
 
@@ -64,11 +64,11 @@ ANY = "name: any\nparams: {n: {type: any, default: 0}}\ntasks: {a: {task: job}}"
 
 
 @pytest.mark.parametrize("other", ["true", "1.0", "[1]", "2"])
-def test_a_key_belongs_to_the_parameters_of_one_start(system: System, worker: Worker, other: str) -> None:
+def test_a_key_with_different_parameters_is_rejected(system: System, worker: Worker, other: str) -> None:
     system.app.workflows.apply(definitions.loads(ANY))
-    assert answers(system, worker, as_task(ID, StartSteps("any", '{"n": 1}', "k"))) == {ID: KeyHolder(ID)}
-    assert answers(system, worker, as_task(OTHER, StartSteps("any", '{"n": 1}', "k"))) == {OTHER: KeyHolder(ID)}
-    (refused,) = answers(system, worker, as_task(THIRD, StartSteps("any", f'{{"n": {other}}}', "k"))).values()
+    assert start_runs(system, worker, as_task(ID, StartSteps("any", '{"n": 1}', "k"))) == {ID: KeyHolder(ID)}
+    assert start_runs(system, worker, as_task(OTHER, StartSteps("any", '{"n": 1}', "k"))) == {OTHER: KeyHolder(ID)}
+    (refused,) = start_runs(system, worker, as_task(THIRD, StartSteps("any", f'{{"n": {other}}}', "k"))).values()
     assert refused.error is not None
     assert refused.error.kind == "Duplicate"
     assert "with different parameters; this run was not started" in refused.error.message
@@ -80,17 +80,17 @@ def test_a_key_belongs_to_the_parameters_of_one_start(system: System, worker: Wo
 
 
 @pytest.mark.parametrize("value", [-0.0, 1e16, 1e-7, 12345678901234567, 100000.0, None, {"b": 1.0, "a": True}])
-def test_the_same_parameters_are_the_same_after_they_were_stored(system: System, worker: Worker, value: Any) -> None:
+def test_stored_parameters_equal_the_same_parameters_of_a_new_call(system: System, worker: Worker, value: Any) -> None:
     system.app.workflows.apply(definitions.loads(ANY))
     workflow = system.app.workflows["any"].options(key="k")
     assert workflow.start(n=value).id == workflow.start(n=value).id
 
 
-def test_a_signal_that_is_sent_again_arrives_once(system: System, worker: Worker) -> None:
-    answers(system, worker, as_task(ID, StartCode(CODE, key="flow/k")))
+def test_a_repeated_signal_is_received_once(system: System, worker: Worker) -> None:
+    start_runs(system, worker, as_task(ID, StartCode(CODE, key="flow/k")))
     start = StartCode(CODE, key="flow/k", signal=history.SignalReceived("go", b"\x01"))
     for _ in range(2):
-        assert answers(system, worker, as_task(OTHER, start)) == {OTHER: KeyHolder(ID)}
+        assert start_runs(system, worker, as_task(OTHER, start)) == {OTHER: KeyHolder(ID)}
     assert len(system.sql("SELECT 1 FROM orchestrator.histories WHERE kind = 'signal_received'")) == 1
 
 
@@ -104,11 +104,11 @@ def test_a_signal_that_is_sent_again_arrives_once(system: System, worker: Worker
         (StartSteps("steps", '{"n": 1}', key="a\0b"), "CannotBeApplied"),
     ],
 )
-def test_what_cannot_be_started_is_refused_and_keeps_nobody_waiting(
+def test_an_invalid_start_is_rejected_and_does_not_block_others(
     system: System, worker: Worker, start: Any, kind: str
 ) -> None:
     good = as_task(OTHER, StartSteps("steps", '{"n": 1}'))
-    found = answers(system, worker, as_task(ID, start), good)
+    found = start_runs(system, worker, as_task(ID, start), good)
     error = found[ID].error
     assert error is not None
     assert error.kind == kind
@@ -116,17 +116,17 @@ def test_what_cannot_be_started_is_refused_and_keeps_nobody_waiting(
     assert system.count("runs") == 1
 
 
-def test_a_request_that_nobody_can_read_is_refused(system: System, worker: Worker) -> None:
-    found = answers(system, worker, NewTask(ID, START, "default", b"\xc1", unique=UniqueKey("x", "pending")))
+def test_an_undecodable_request_is_rejected(system: System, worker: Worker) -> None:
+    found = start_runs(system, worker, NewTask(ID, START, "default", b"\xc1", unique=UniqueKey("x", "pending")))
     assert found[ID].error is not None
     assert system.count("runs") == 0
 
 
 @pytest.mark.parametrize(("name", "version", "words"), [("nowhere", None, "flow 'nowhere'"), ("graph", 7, "version 7")])
-def test_a_flow_that_there_is_not_is_refused(
+def test_a_start_of_an_unknown_flow_is_rejected(
     system: System, worker: Worker, name: str, version: int | None, words: str
 ) -> None:
-    (refused,) = answers(system, worker, as_task(ID, StartSteps(name, flow=True, version=version))).values()
+    (refused,) = start_runs(system, worker, as_task(ID, StartSteps(name, flow=True, version=version))).values()
     assert refused.error is not None
     assert words in refused.error.message
     assert system.count("runs") == 0

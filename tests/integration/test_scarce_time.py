@@ -1,4 +1,4 @@
-"""On a machine that others use too, what takes little of the processor takes long: a tick looks at its clock."""
+"""On a shared machine, work that needs little CPU time may take long, so a tick checks the wall clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUNS = 8
 
 @pytest.fixture
 def evaluated(system: System, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the steps that were decided, or made tasks of; each takes as long as all of a tick's planning may."""
+    """The names of steps that were decided or instantiated; each takes as long as a tick may spend on planning."""
     found: list[str] = []
     share = budget.SHARE * system.settings.lease
 
@@ -54,10 +54,10 @@ def ended(runs: list[RunHandle[Any]]) -> int:
         ("create", Step(name="expensive", task="job", input={"number": EXPENSIVE})),
     ],
 )
-def test_of_many_runs_with_dear_expressions_few_are_evaluated_in_a_tick(
+def test_a_tick_evaluates_only_few_expensive_expressions(
     system: System, evaluated: list[str], kind: str, step: Step
 ) -> None:
-    """They were evaluated in one tick, as far as the processor's time went, and took longer than the lease."""
+    """They used to be evaluated in one tick while CPU time was left, and took longer than the lease."""
     apply(system, "expensive", step)
     apply(system, "cheap", Step(name="a", task="job", when="${1 > 0}"))
     worker = system.worker(slots=100)
@@ -78,8 +78,8 @@ def test_of_many_runs_with_dear_expressions_few_are_evaluated_in_a_tick(
     assert system.count("untold") == 0
 
 
-def test_a_run_whose_steps_are_dear_goes_on_one_by_one(system: System, evaluated: list[str]) -> None:
-    """Both to decide and to create, so that what was decided is not put back for ever."""
+def test_a_run_with_expensive_steps_progresses_step_by_step(system: System, evaluated: list[str]) -> None:
+    """Deciding and creating are both expensive here; a decided step must not be postponed forever."""
     apply(system, "expensive", Step(name="expensive", task="job", when=EXPENSIVE, input={"number": EXPENSIVE}))
     worker = system.worker(slots=100)
     runs = [system.app.workflows["expensive"].start(list=ITEMS) for _ in range(4)]
@@ -92,8 +92,8 @@ def test_a_run_whose_steps_are_dear_goes_on_one_by_one(system: System, evaluated
     assert ended(runs) == 4
 
 
-def test_runs_that_begin_and_runs_that_go_on_take_turns(system: System, evaluated: list[str]) -> None:
-    """Where there is time for one expression in a tick, those that come new do not keep the others waiting."""
+def test_new_runs_and_running_runs_take_turns(system: System, evaluated: list[str]) -> None:
+    """When a tick has time for one expression, new runs do not starve older ones."""
     apply(system, "expensive", Step(name="expensive", task="job", when=EXPENSIVE))
     first = [system.app.workflows["expensive"].start(list=ITEMS) for _ in range(3)]
     worker = system.worker(slots=100)

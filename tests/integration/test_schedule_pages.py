@@ -1,4 +1,4 @@
-"""Lists of schedules come in pages, through every door; none of them reads all that there are."""
+"""Lists of schedules have pages in the SDK, over HTTP and in the CLI; none reads all at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VALUES (:workflow, :name, jsonb_build_object('every', 3600, 'name', CAST(:name A
 
 @pytest.fixture(autouse=True)
 def stored(engine: Engine) -> list[str]:
-    """Store eight schedules; return their keys in the order of lists."""
+    """Store eight schedules; return their keys in listing order."""
     with engine.begin() as connection:
         connection.execute(text("TRUNCATE orchestrator.schedules, orchestrator.backfills, orchestrator.runs"))
         for key in KEYS:
@@ -38,7 +38,9 @@ def stored(engine: Engine) -> list[str]:
         return list(connection.execute(ordered).scalars())
 
 
-def test_in_a_program(stored: list[str], database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sdk_pages_schedules(
+    stored: list[str], database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Orchestrator(Settings(database_url=database_url, redis_url=redis_url)) as app:
         first = app.schedules.page(limit=3)
         assert ([one.key for one in first.schedules], first.next) == (stored[:3], stored[2])
@@ -49,12 +51,12 @@ def test_in_a_program(stored: list[str], database_url: str, redis_url: str, monk
         read: list[int] = []
         page = definitions.page
 
-        def noting(*given: object, **options: object) -> definitions.SchedulePage:
+        def record_page_size(*given: object, **options: object) -> definitions.SchedulePage:
             found = page(*given, **options)  # type: ignore[arg-type]
             read.append(len(found.schedules))
             return found
 
-        monkeypatch.setattr(definitions, "page", noting)
+        monkeypatch.setattr(definitions, "page", record_page_size)
         keys = iter(app.schedules)
         assert [next(keys) for _ in range(3)] == stored[:3]
         assert read == [3], "it reads on when it is asked for more"
@@ -65,7 +67,7 @@ def test_in_a_program(stored: list[str], database_url: str, redis_url: str, monk
         assert "c" not in app.schedules
 
 
-def test_over_http(stored: list[str], database_url: str, redis_url: str) -> None:
+def test_the_http_api_and_dashboard_page_schedules(stored: list[str], database_url: str, redis_url: str) -> None:
     server = ApiClient(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
     found: list[str] = []
     query = "limit=3"
@@ -83,7 +85,9 @@ def test_over_http(stored: list[str], database_url: str, redis_url: str) -> None
     assert 'rel="next"' not in server.send("GET", f"/ui/schedules?cursor={stored[2]}").text
 
 
-def test_on_the_command_line(stored: list[str], in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_pages_schedules(
+    stored: list[str], in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(*words: str) -> str:
         result = CliRunner().invoke(main, ["schedules", "list", *words])
         assert result.exit_code == 0, result.output

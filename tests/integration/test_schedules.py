@@ -1,4 +1,4 @@
-"""Schedules on a real Postgres, with a leader whose clock is turned by hand and who may die at any moment."""
+"""Schedules on a real Postgres, with a leader whose clock the test sets, and which may die at any moment."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ ONE_STEP = (Step(name="only", task="job"),)
 
 
 class Died(Exception):
-    """What happens to a leader."""
+    """The death of a leader."""
 
 
 class System:
-    """A leader, and an application that sets schedules; the day is what the test says it is."""
+    """A leader, and an application that sets schedules; the test sets the date."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self.engine = engine
@@ -67,7 +67,7 @@ class System:
         return self.schedulers[-1]
 
     def lead(self) -> Scheduler:
-        """Have a new scheduler take over."""
+        """Let a new scheduler take over."""
         streams = LeaderStreams(connect(self.settings.redis_url), Keys())
         scheduler = Scheduler(self.engine, streams, self.settings, monotonic=lambda: self.monotonic)
         self.sql("UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'")
@@ -82,7 +82,7 @@ class System:
         self.app.close()
 
     def tick(self, at: datetime | str | None = None) -> None:
-        """Let the leader look around at some time of its own."""
+        """Run a tick of the leader, at a given time."""
         if at is not None:
             self.now = at if isinstance(at, datetime) else moment(at)
         self.monotonic += 1.0
@@ -119,7 +119,7 @@ class System:
         return [f"{run.fire_time.astimezone(UTC):%d %H:%M}" for run in self.runs(workflow)]
 
     def end_runs(self) -> None:
-        """Have what is open succeed, as a fleet would."""
+        """Let all running runs succeed."""
         self.sql(
             "UPDATE orchestrator.runs SET status = 'success', ended_at = now(), open = 0, success = total"
             " WHERE status = 'running'"
@@ -177,20 +177,20 @@ def test_the_fire_time_is_in_inputs_and_parameters(system: System) -> None:
     assert b"2026-01-02" in bytes(payload)
 
 
-def test_a_schedule_fires_once_whatever_the_clock_does(system: System) -> None:
+def test_a_schedule_fires_once_when_the_clock_goes_back(system: System) -> None:
     system.define()
     system.put(Schedule(every=600.0, overlap="allow", catch_up="all"))
     system.tick("2026-01-01 01:00")
     assert len(system.runs()) == 6
     system.tick("2026-01-01 00:20")
     system.put(Schedule(every=601.0, overlap="allow", catch_up="all"), now=START)
-    system.put(Schedule(every=600.0, overlap="allow", catch_up="all"), now=START)  # all of them are to come again
+    system.put(Schedule(every=600.0, overlap="allow", catch_up="all"), now=START)  # all fires would come again
     system.tick("2026-01-01 01:10")
     assert len(system.runs()) == 7
     assert len({run.key for run in system.runs()}) == 7
 
 
-def test_one_that_is_over_stays_over(system: System) -> None:
+def test_a_completed_one_time_schedule_does_not_fire_again(system: System) -> None:
     system.define()
     system.put(Schedule(at="2026-01-01T12:00:00", timezone="Europe/Berlin"))
     system.tick("2026-01-01 11:00:01")
@@ -226,7 +226,7 @@ def test_jitter_delays_the_run_and_not_its_fire(system: System) -> None:
         ("cancel_previous", ["cancelled", "cancelled", "running"]),
     ],
 )
-def test_what_happens_while_a_run_is_open(system: System, overlap: Any, states: list[str]) -> None:
+def test_overlap_decides_about_fires_while_a_run_is_open(system: System, overlap: Any, states: list[str]) -> None:
     system.define()
     system.put(Schedule(every=3600.0, overlap=overlap))
     for hour in (1, 2, 3):
@@ -238,7 +238,7 @@ def test_what_happens_while_a_run_is_open(system: System, overlap: Any, states: 
     assert system.row().next_fire == START + timedelta(hours=4)
 
 
-def test_a_fire_that_has_had_its_run_does_not_cancel_it(system: System) -> None:
+def test_a_repeated_fire_does_not_cancel_its_own_run(system: System) -> None:
     system.define()
     system.put(Schedule(every=3600.0, overlap="cancel_previous"))
     system.tick("2026-01-01 01:00")
@@ -249,7 +249,7 @@ def test_a_fire_that_has_had_its_run_does_not_cancel_it(system: System) -> None:
     assert (run.status, run.cancelling) == ("running", False)
 
 
-def test_a_queue_goes_on_in_order_and_skip_starts_again(system: System) -> None:
+def test_queued_runs_start_in_order_and_skipped_fires_resume(system: System) -> None:
     system.define()
     system.define("other")
     system.put(Schedule(every=3600.0, overlap="queue", catch_up="all"))
@@ -269,7 +269,7 @@ def test_a_queue_goes_on_in_order_and_skip_starts_again(system: System) -> None:
     assert system.fired("other") == ["01 01:00", "01 04:00"]
 
 
-def test_a_queue_does_not_go_with_another_limit(system: System) -> None:
+def test_overlap_queue_rejects_another_concurrency_limit(system: System) -> None:
     with pytest.raises(InvalidWorkflow, match="overlap: queue is a limit of one run"):
         system.app.workflows.apply(_written(overlap="queue", concurrency=3))
     system.app.workflows.apply(_written(overlap="queue", concurrency=1))
@@ -287,7 +287,7 @@ def _written(*, overlap: str, concurrency: int) -> Definition:
     )
 
 
-# -- catching up
+# -- catch-up
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def _written(*, overlap: str, concurrency: int) -> Definition:
         ("all", 90, ["01 01:00", "01 02:00", "01 03:00", "01 04:00", "01 05:00"]),
     ],
 )
-def test_what_is_made_up_for_after_an_outage(system: System, catch_up: str, late: int, expected: list[str]) -> None:
+def test_catch_up_decides_which_missed_fires_run(system: System, catch_up: str, late: int, expected: list[str]) -> None:
     system.define()
     system.put(Schedule(every=3600.0, overlap="allow", catch_up=catch_up))
     system.tick(moment("2026-01-01 05:00") + timedelta(seconds=late))
@@ -309,7 +309,7 @@ def test_what_is_made_up_for_after_an_outage(system: System, catch_up: str, late
     assert system.row().error is None
 
 
-def test_a_long_outage_is_made_up_for_in_slices(system: System) -> None:
+def test_catch_up_after_a_long_outage_works_in_slices(system: System) -> None:
     system.define()
     system.put(Schedule(every=60.0, overlap="allow", catch_up="all"))
     for slices in range(1, 14):
@@ -318,10 +318,10 @@ def test_a_long_outage_is_made_up_for_in_slices(system: System) -> None:
     assert len({run.fire_time for run in system.runs()}) == 2_520
 
 
-# -- pausing, setting again, deleting
+# -- pausing, replacing, deleting
 
 
-def test_a_pause_survives_a_new_version_and_nothing_of_it_is_made_up_for(system: System) -> None:
+def test_a_pause_survives_a_new_version_and_is_not_caught_up(system: System) -> None:
     system.define(schedule={"every": 3600.0, "catch_up": "all"})
     with system.engine.begin() as connection:
         assert schedules.pause(connection, "nightly", "default")
@@ -336,11 +336,11 @@ def test_a_pause_survives_a_new_version_and_nothing_of_it_is_made_up_for(system:
     system.define(schedule={"every": 1800.0, "catch_up": "all"}, description="again")
     system.tick(now + timedelta(hours=9, minutes=30))
     assert len(system.runs()) == 1
-    system.define(schedule={"every": 1800.0, "catch_up": "all", "paused": True})  # here the file itself says so
+    system.define(schedule={"every": 1800.0, "catch_up": "all", "paused": True})  # the file pauses it
     assert system.row().paused
 
 
-def test_a_definition_takes_its_schedule_along_and_leaves_those_of_people(system: System) -> None:
+def test_a_definition_replaces_only_its_own_schedule(system: System) -> None:
     system.define(schedule={"every": 3600.0, "name": "hourly"})
     system.put(Schedule(every=60.0, name="mine"))
     system.define(schedule={"every": 3600.0, "name": "renamed"})
@@ -355,17 +355,17 @@ def test_a_definition_takes_its_schedule_along_and_leaves_those_of_people(system
         assert schedules.page(connection, limit=10).schedules == []
 
 
-def test_an_old_version_applied_again_does_not_bring_its_schedule_back(system: System) -> None:
+def test_applying_an_old_version_again_keeps_the_newer_schedule(system: System) -> None:
     system.define(version=1, schedule={"every": 3600.0})
     system.define(version=2, schedule={"every": 60.0})
     system.define(version=1, schedule={"every": 3600.0})
     assert system.row().schedule.every == 60.0
 
 
-# -- what cannot be started
+# -- failures
 
 
-def test_a_schedule_that_cannot_start_says_so_and_goes_on(system: System) -> None:
+def test_a_schedule_that_cannot_start_records_its_error_and_continues(system: System) -> None:
     system.define(params={"day": Param(type="integer")})
     system.put(Schedule(every=3600.0, params={"day": "${run.fire_time}"}))
     system.put(Schedule(every=3600.0), "missing")
@@ -385,8 +385,8 @@ def test_a_schedule_that_cannot_start_says_so_and_goes_on(system: System) -> Non
 
 
 @contextmanager
-def refusing(system: System) -> Iterator[None]:
-    """Let Postgres refuse runs whose text is x."""
+def reject_runs(system: System) -> Iterator[None]:
+    """Let Postgres reject runs whose parameter `text` is x."""
     system.sql(
         "CREATE FUNCTION orchestrator.refuse() RETURNS trigger LANGUAGE plpgsql AS "
         "$$BEGIN IF NEW.params ->> 'text' = 'x' THEN RAISE 'no such text'; END IF; RETURN NEW; END$$"
@@ -400,14 +400,14 @@ def refusing(system: System) -> Iterator[None]:
         system.sql("DROP FUNCTION orchestrator.refuse CASCADE")
 
 
-def test_what_postgres_refuses_stops_no_other_schedule(system: System) -> None:
+def test_a_run_rejected_by_postgres_stops_no_other_schedule(system: System) -> None:
     system.define(params={"text": Param(default="")})
     system.put(Schedule(every=3600.0, name="a", params={"text": "fine"}))
     system.put(Schedule(every=3600.0, name="b", params={"text": "x"}))
     system.put(Schedule(every=3600.0, name="c"))
-    with refusing(system):
+    with reject_runs(system):
         system.tick("2026-01-01 01:00")
-        system.tick()  # which looks for the one at fault
+        system.tick()  # finds the failing schedule
     assert sorted(run.schedule for run in system.runs()) == ["nightly/a", "nightly/c"]
     with system.engine.connect() as connection:
         (refused,) = schedules.find(connection, "nightly/b")
@@ -415,7 +415,7 @@ def test_what_postgres_refuses_stops_no_other_schedule(system: System) -> None:
     assert refused.next_fire == moment("2026-01-01 02:00")
 
 
-def test_a_schedule_that_cannot_be_read_is_stopped_and_says_so(system: System) -> None:
+def test_an_unreadable_schedule_stops_with_an_error(system: System) -> None:
     system.define()
     system.put(Schedule(every=3600.0))
     system.sql("""UPDATE orchestrator.schedules SET definition = '{"cron": "0 0 * * *", "timezone": "Mars/Base"}'""")
@@ -432,11 +432,11 @@ def found_error(system: System) -> Any:
     return error
 
 
-def test_a_backfill_that_cannot_be_stored_is_given_up(system: System) -> None:
+def test_a_backfill_that_cannot_be_stored_ends_with_an_error(system: System) -> None:
     system.define(params={"text": Param(default="x")})
     system.put(Schedule(every=3600.0))
     backfill = system.app.schedules["nightly"].backfill("2026-01-01", "2026-01-02")
-    with refusing(system):
+    with reject_runs(system):
         system.tick(START)
     view = backfill.progress()
     assert "no such text" in (view.error or "")
@@ -444,14 +444,14 @@ def test_a_backfill_that_cannot_be_stored_is_given_up(system: System) -> None:
     assert system.runs() == []
 
 
-# -- many
+# -- many schedules
 
 
 @pytest.mark.parametrize(("seconds", "most", "number"), [(0.01, 100, 1_200), (0.0002, 150, 1_200), (0.0, 1_000, 4_000)])
-def test_thousands_in_the_same_second_are_fired_in_slices(
+def test_thousands_of_simultaneous_fires_are_spread_over_ticks(
     system: System, monkeypatch: pytest.MonkeyPatch, seconds: float, most: int, number: int
 ) -> None:
-    """Each tick fires as many as it has time for, so dispatch comes in between; and every one fires once."""
+    """Each tick fires as many schedules as it has time for, so that dispatch continues; every schedule fires once."""
     write = firing._write
 
     def slowly(*given: Any) -> None:
@@ -479,7 +479,7 @@ def test_thousands_in_the_same_second_are_fired_in_slices(
 
 
 def put_many(system: System, number: int, **definition: Any) -> None:
-    """Store schedules of one workflow that are all due at one o'clock."""
+    """Store schedules of one workflow that are all due at 01:00."""
     system.sql(
         "INSERT INTO orchestrator.schedules (workflow, name, definition, next_fire, due_at)"
         """ SELECT 'nightly', 's' || n, CAST(:given AS jsonb) || jsonb_build_object('name', 's' || n), :at, :at"""
@@ -490,8 +490,8 @@ def put_many(system: System, number: int, **definition: Any) -> None:
     )
 
 
-def test_a_run_of_one_task_begins_when_it_is_fired(system: System) -> None:
-    """Hundreds of fires take a few statements, none of which reads or changes a run that the fire has created."""
+def test_hundreds_of_one_task_runs_begin_in_few_statements(system: System) -> None:
+    """No statement reads or changes a run that the same tick has created."""
     system.define(params={"day": Param()}, steps=(Step(name="only", task="job", input={"day": "${params.day}"}),))
     put_many(system, 200, params={"day": "${run.fire_time}"})
     with statements() as sent:
@@ -510,26 +510,26 @@ def test_a_run_of_one_task_begins_when_it_is_fired(system: System) -> None:
 
 @contextmanager
 def statements() -> Iterator[list[str]]:
-    """Note the names of the statements that the leader sends."""
+    """Record the names of the statements that the leader sends."""
     names: list[str] = []
     text_of, copy = Prepared._text, copying.copy
 
-    def noting(statement: Prepared[Any], *given: Any) -> str:
+    def record(statement: Prepared[Any], *given: Any) -> str:
         names.append(statement.name)
         return text_of(statement, *given)
 
-    def noting_copies(connection: Connection, sql: str, texts: Iterable[str]) -> None:
+    def record_copy(connection: Connection, sql: str, texts: Iterable[str]) -> None:
         names.append(sql.split()[2])
         copy(connection, sql, texts)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Prepared, "_text", noting)
-        patch.setattr(copying, "copy", noting_copies)
+        patch.setattr(Prepared, "_text", record)
+        patch.setattr(copying, "copy", record_copy)
         yield names
 
 
-def test_a_fire_that_has_had_its_run_keeps_no_other_from_its_own(system: System) -> None:
-    """Postgres refuses all runs that are copied where one of them exists."""
+def test_an_existing_run_does_not_block_other_fires(system: System) -> None:
+    """If one of the runs exists, Postgres rejects the whole COPY."""
     system.define()
     put_many(system, 100, overlap="allow")
     system.tick("2026-01-01 01:00")
@@ -546,10 +546,10 @@ def test_a_fire_that_has_had_its_run_keeps_no_other_from_its_own(system: System)
 
 
 @pytest.mark.parametrize("settings", [{}, {"data_keys": f"k:{base64.b64encode(bytes(32)).decode()}"}])
-def test_many_runs_of_one_task_are_written_as_a_few_are(
+def test_copied_and_inserted_runs_have_the_same_columns(
     system: System, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    """Many are copied, a few inserted; every column is the same but for ids, names and what is sealed."""
+    """Many runs are copied, a few are inserted; only ids, names and encrypted values differ."""
     system.settings = replace(system.settings, **settings)
     system.lead()
     registered = Registered(delay=5.0, expires=60.0, queue="own", priority=3)
@@ -571,7 +571,7 @@ def test_many_runs_of_one_task_are_written_as_a_few_are(
     assert [len(rows) for rows in written[0]] == [25, 25]
 
 
-def test_the_tasks_of_many_traced_runs_stand_below_them(system: System) -> None:
+def test_tasks_of_traced_runs_are_children_of_the_runs_spans(system: System) -> None:
     class Rooting:
         def rooted(self, run: NewRun) -> NewRun:
             return run._replace(trace=f"00-{own_trace(run.id)}-{run.id[:8].hex()}-01")
@@ -590,7 +590,8 @@ def test_the_tasks_of_many_traced_runs_stand_below_them(system: System) -> None:
 
 
 def _alike(at: datetime, rows: Sequence[dict[str, Any]], are_sealed: bool) -> list[dict[str, Any]]:
-    """Return rows without what differs from one to the next, and with the time between two of their times."""
+    """Return comparable rows: values that always differ become whether they are set, and pairs of times their
+    difference."""
     differing = {"id", "seq", "run_id", "key", "fire_time", "deadline"}
     differing |= {"payload", "params", "state"} if are_sealed else set()
     between = (("deadline", "started_at"), ("expires_at", "wake_at"))
@@ -606,8 +607,8 @@ def _time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def test_whoever_enqueues_does_not_wait_for_many_fires(system: System) -> None:
-    """A tick that fires is followed by one that does not, if somebody waits for it; then schedules go on."""
+def test_enqueued_tasks_do_not_wait_for_many_fires(system: System) -> None:
+    """After a tick that fires, the next tick fires nothing if tasks are waiting; then schedules go on."""
     job = system.app.task(name="job")(print)
     system.define()
     put_many(system, 4_000)
@@ -621,10 +622,10 @@ def test_whoever_enqueues_does_not_wait_for_many_fires(system: System) -> None:
 
 
 @pytest.mark.parametrize("dies_at", ["runs", "tasks", "commit"])
-def test_a_leader_that_dies_in_the_middle_of_a_batch_loses_and_doubles_no_fire(
+def test_a_leader_that_dies_within_a_batch_neither_loses_nor_doubles_fires(
     system: System, monkeypatch: pytest.MonkeyPatch, dies_at: str
 ) -> None:
-    """It may have written runs, or runs and tasks, or may die behind its commit, before anyone is told of it."""
+    """It dies after it wrote the runs, or runs and tasks, or after its commit but before it has announced them."""
     system.define()
     put_many(system, 600)
     alive = 0
@@ -647,7 +648,7 @@ def test_a_leader_that_dies_in_the_middle_of_a_batch_loses_and_doubles_no_fire(
     else:
         link = system.scheduler.term.link
         monkeypatch.setattr(link, "publish", dying(link.publish, False))
-    with suppress(Died):  # where it is a part of the tick that failed, the next one would look for it
+    with suppress(Died):  # the tick treats this exception as its own failure
         system.tick("2026-01-01 01:00")
     written = system.sql("SELECT count(*) FROM orchestrator.runs")[0][0]
     assert written == (200 if dies_at == "commit" else 0)
@@ -665,7 +666,7 @@ def test_a_leader_that_dies_in_the_middle_of_a_batch_loses_and_doubles_no_fire(
     assert len(tasks) == 600
 
 
-def test_the_leader_probes_indexes_however_much_there_is(system: System) -> None:
+def test_due_schedules_and_open_runs_are_found_by_index(system: System) -> None:
     """Schedules that are not due, and runs that have ended, cost nothing."""
     system.sql(
         "INSERT INTO orchestrator.schedules (workflow, name, definition, next_fire, due_at)"
@@ -693,7 +694,7 @@ def plan(system: System, statement: Prepared[Any], **values: Any) -> str:
     return lines
 
 
-# -- a year
+# -- a whole year
 
 YEAR_ZONES = [
     "UTC",
@@ -721,8 +722,8 @@ def year_schedules(zone: str) -> Sequence[Schedule]:
 
 
 @pytest.mark.long
-def test_a_year_in_ten_zones_with_leaders_that_die(system: System) -> None:
-    """No fire is lost and none is doubled, though leaders die before their commit and clocks step back and forth."""
+def test_a_year_of_fires_in_ten_time_zones_survives_dying_leaders(system: System) -> None:
+    """No fire is lost or doubled, although leaders die before their commit and clocks go back and forth."""
     chance = random.Random(7)
     for zone in YEAR_ZONES:
         system.define(zone)
@@ -741,7 +742,7 @@ def test_a_year_in_ten_zones_with_leaders_that_die(system: System) -> None:
             deposed = system.scheduler
             system.lead()
             with pytest.raises(TermOver), deposed._leadership.writing(0.0):
-                pass  # it cannot write any more
+                pass  # the deposed leader cannot write
             deposed._leadership.disconnect()
     fire_once(system, now + timedelta(hours=1), dies=False)
     assert deaths > 20
@@ -758,7 +759,7 @@ def test_a_year_in_ten_zones_with_leaders_that_die(system: System) -> None:
 
 
 def fire_once(system: System, now: datetime, *, dies: bool) -> None:
-    """Fire what is due at some time, in transactions like those of a tick; the leader may die before a commit."""
+    """Fire what is due at a time, in transactions like those of a tick; the leader may die before a commit."""
     scheduler = system.scheduler
     for number in range(20):
         with scheduler._leadership.writing(0.0) as writing:

@@ -1,4 +1,4 @@
-"""The migrations and `store/tables` say the same, and nobody works on a schema of another release."""
+"""Migrations and `store/tables` create the same schema, and no process works on the schema of another release."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.databases import new_database
 
 @pytest.fixture
 def empty_url(services: EmbeddedServices) -> Iterator[str]:
-    """A database without any table."""
+    """A database without tables."""
     with new_database(services, "empty") as url:
         yield url
 
@@ -41,7 +41,7 @@ def empty(empty_url: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def created(database_url: str) -> Iterator[Connection]:
-    """A connection to a database that was created at the newest revision."""
+    """A connection to a database created at the newest revision."""
     engine = database.engine_for(database_url)
     with engine.connect() as connection:
         yield connection
@@ -50,7 +50,7 @@ def created(database_url: str) -> Iterator[Connection]:
 
 @pytest.fixture
 def migrated(empty: Engine, empty_url: str) -> Iterator[Connection]:
-    """A connection to a database that has come from the oldest revision that can be upgraded."""
+    """A connection to a database upgraded from the oldest supported revision."""
     database.upgrade(empty_url)
     assert database.downgrade(empty_url, compatibility.FIRST) == compatibility.FIRST
     with empty.connect() as connection:
@@ -61,10 +61,10 @@ def migrated(empty: Engine, empty_url: str) -> Iterator[Connection]:
         yield connection
 
 
-# -- the two descriptions
+# -- migrations and tables
 
 
-def test_alembic_finds_no_difference(migrated: Connection) -> None:
+def test_the_migrated_schema_matches_the_table_definitions(migrated: Connection) -> None:
     options = {
         "include_schemas": True,
         "include_name": lambda name, kind, _: kind != "schema" or name == SCHEMA,
@@ -89,8 +89,8 @@ CATALOGUE = {
 }
 
 
-def test_the_catalogue_is_the_same_either_way(migrated: Connection, created: Connection) -> None:
-    """Alembic compares neither checks, nor predicates of partial indexes, nor storage parameters."""
+def test_created_and_migrated_catalogs_are_equal(migrated: Connection, created: Connection) -> None:
+    """Alembic does not compare checks, predicates of partial indexes, or storage parameters."""
     for what in CATALOGUE:
         assert catalogue(created, what)
         assert catalogue(migrated, what) == catalogue(created, what)
@@ -101,7 +101,7 @@ def catalogue(connection: Connection, what: str) -> set[tuple[Any, ...]]:
     return {row for row in rows if "alembic_version" not in str(row[0])}
 
 
-def test_the_newest_migration_is_the_one_that_this_release_asks_for(created: Connection) -> None:
+def test_the_newest_migration_is_the_required_revision(created: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(database._MIGRATIONS))
     scripts = ScriptDirectory.from_config(config)
@@ -121,13 +121,13 @@ def test_a_schema_that_was_dropped_is_created_again(empty: Engine, empty_url: st
         database.check_schema(connection)
 
 
-def test_two_upgrades_at_once_do_it_once(empty: Engine, empty_url: str) -> None:
+def test_concurrent_upgrades_succeed(empty: Engine, empty_url: str) -> None:
     failures: list[BaseException] = []
 
     def upgrade() -> None:
         try:
             database.upgrade(empty_url)
-        except Exception as error:  # noqa: BLE001  # shown by the test, not by the thread
+        except Exception as error:  # noqa: BLE001  # the test's thread checks it
             failures.append(error)
 
     threads = [threading.Thread(target=upgrade) for _ in range(3)]
@@ -140,7 +140,7 @@ def test_two_upgrades_at_once_do_it_once(empty: Engine, empty_url: str) -> None:
         database.check_schema(connection)
 
 
-def test_a_database_is_created_whole_or_not_at_all(empty: Engine, empty_url: str) -> None:
+def test_a_failed_creation_leaves_no_tables(empty: Engine, empty_url: str) -> None:
     with empty.begin() as connection:
         connection.execute(text(f"CREATE SCHEMA {SCHEMA}; CREATE TABLE {SCHEMA}.{metadata.sorted_tables[-1].name} ()"))
     with pytest.raises(exc.ProgrammingError, match="already exists"):
@@ -149,10 +149,10 @@ def test_a_database_is_created_whole_or_not_at_all(empty: Engine, empty_url: str
         assert len(catalogue(connection, "tables")) == 1
 
 
-# -- what people are told
+# -- error messages
 
 
-def test_a_revision_of_no_release_is_not_upgraded(empty: Engine, empty_url: str) -> None:
+def test_an_unknown_revision_is_not_upgraded(empty: Engine, empty_url: str) -> None:
     database.upgrade(empty_url)
     with empty.begin() as connection:
         connection.execute(text(f"UPDATE {SCHEMA}.alembic_version SET version_num = '0032'"))
@@ -160,7 +160,7 @@ def test_a_revision_of_no_release_is_not_upgraded(empty: Engine, empty_url: str)
         database.upgrade(empty_url)
 
 
-def test_a_server_that_is_too_old(empty: Engine, empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_old_postgres_is_rejected(empty: Engine, empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "OLDEST_POSTGRES", 99)
     said = r"^Postgres \d+\.\d+ is too old: use 99 or newer\.$"
     with empty.connect() as connection, pytest.raises(SchemaError, match=said):
@@ -169,7 +169,7 @@ def test_a_server_that_is_too_old(empty: Engine, empty_url: str, monkeypatch: py
         database.upgrade(empty_url)
 
 
-def test_a_database_without_tables(empty: Engine) -> None:
+def test_a_database_without_tables_is_rejected(empty: Engine) -> None:
     with (
         empty.connect() as connection,
         pytest.raises(SchemaError, match="no orchestrator tables yet.*`orchestrator db up"),
@@ -187,7 +187,7 @@ def test_a_database_without_tables(empty: Engine) -> None:
         ),
     ],
 )
-def test_a_schema_of_another_release(created: Connection, revision: str, message: str) -> None:
+def test_the_schema_of_another_release_is_rejected(created: Connection, revision: str, message: str) -> None:
     with created.begin() as transaction:
         created.execute(text(f"UPDATE {SCHEMA}.alembic_version SET version_num = :to"), {"to": revision})
         compatibility.write_oldest_revision(created, "9998")
@@ -196,7 +196,7 @@ def test_a_schema_of_another_release(created: Connection, revision: str, message
         transaction.rollback()
 
 
-def test_a_newer_schema_that_supports_this_release(created: Connection) -> None:
+def test_a_newer_compatible_schema_gives_a_warning(created: Connection) -> None:
     assert database.check_schema(created) is None
     with created.begin_nested() as transaction:
         created.execute(text(f"UPDATE {SCHEMA}.alembic_version SET version_num = '9999'"))
@@ -209,7 +209,7 @@ def test_a_newer_schema_that_supports_this_release(created: Connection) -> None:
 _TAKES_AWAY = re.compile(r"drop_(?:column|table)|DROP (?:COLUMN|TABLE)|RENAME|rename_|SET NOT NULL|alter_column")
 
 
-def test_a_migration_that_takes_something_away_says_which_releases_it_supports() -> None:
+def test_destructive_migrations_declare_the_oldest_supported_release() -> None:
     scripts = ScriptDirectory(str(database._MIGRATIONS))
     new = [script for script in scripts.walk_revisions() if script.revision > compatibility.FIRST]
     assert [
@@ -219,7 +219,7 @@ def test_a_migration_that_takes_something_away_says_which_releases_it_supports()
     ] == []
 
 
-# -- back again
+# -- downgrades
 
 
 USES = {
@@ -241,7 +241,7 @@ INSERT INTO orchestrator.worker_releases VALUES ('w', '', now(), now());
 
 
 @pytest.mark.parametrize("revision", USES)
-def test_a_revision_that_is_in_use_is_not_undone(empty: Engine, empty_url: str, revision: str) -> None:
+def test_a_revision_with_data_in_use_is_not_downgraded(empty: Engine, empty_url: str, revision: str) -> None:
     database.upgrade(empty_url)
     with empty.begin() as connection:
         connection.execute(text(ROWS))
@@ -255,14 +255,14 @@ def test_a_revision_that_is_in_use_is_not_undone(empty: Engine, empty_url: str, 
         assert changed.scalar() is not None, "what it brought is still there"
 
 
-def test_migrations_say_what_would_be_lost_without_them() -> None:
+def test_destructive_downgrades_refuse_data_loss() -> None:
     new = [one for one in ScriptDirectory(str(database._MIGRATIONS)).walk_revisions() if one.revision > "0033"]
     takes = [one for one in new if _TAKES_AWAY.search(inspect.getsource(one.module.downgrade))]
     assert {one.revision for one in takes} == set(USES)
     assert all("refuse_loss(" in inspect.getsource(one.module.downgrade) for one in takes)
 
 
-def test_nothing_is_undone_under_a_leader_or_for_a_revision_that_is_none(empty: Engine, empty_url: str) -> None:
+def test_downgrades_reject_unknown_revisions_and_active_leaders(empty: Engine, empty_url: str) -> None:
     database.upgrade(empty_url)
     with pytest.raises(SchemaError, match=f"^Expected a revision from 0033 to .*, found '{database.REVISION}'"):
         database.downgrade(empty_url, database.REVISION)
@@ -278,7 +278,7 @@ def test_nothing_is_undone_under_a_leader_or_for_a_revision_that_is_none(empty: 
         database.downgrade(empty_url, None)
 
 
-def test_an_upgrade_that_was_interrupted_counts_as_missing(empty: Engine, empty_url: str) -> None:
+def test_an_interrupted_upgrade_counts_as_missing_tables(empty: Engine, empty_url: str) -> None:
     """The version table may exist without a row."""
     database.upgrade(empty_url)
     with empty.begin() as connection:
@@ -287,12 +287,12 @@ def test_an_upgrade_that_was_interrupted_counts_as_missing(empty: Engine, empty_
             database.check_schema(connection)
 
 
-def test_the_scheduler_refuses_an_old_schema(empty_url: str, redis_url: str) -> None:
+def test_the_scheduler_rejects_an_old_schema(empty_url: str, redis_url: str) -> None:
     with pytest.raises(SchemaError, match="`orchestrator db upgrade`"):
         run_scheduler(Settings(database_url=empty_url, redis_url=redis_url))
 
 
-def test_whoever_enqueues_without_tables_is_told_so(empty_url: str, redis_url: str) -> None:
+def test_enqueueing_without_tables_raises_a_schema_error(empty_url: str, redis_url: str) -> None:
     app = Orchestrator(database_url=empty_url, redis_url=redis_url)
     task = app.task(name="noop")(lambda: None)
     ways = (task.enqueue, task.options(unique_key="only").enqueue)
@@ -303,6 +303,6 @@ def test_whoever_enqueues_without_tables_is_told_so(empty_url: str, redis_url: s
 
 
 @pytest.mark.parametrize("url", ["nonsense", "postgresql://user:x@host:notaport/db"])
-def test_a_url_that_is_none(url: str) -> None:
+def test_an_invalid_database_url_is_rejected(url: str) -> None:
     with pytest.raises(ConfigurationError, match="Setting database_url: expected postgresql://"):
         database.engine_for(url)

@@ -1,4 +1,4 @@
-"""`orchestrator serve`: tasks as services, registered, counted, done once for each request id."""
+"""`orchestrator serve`: tasks as services, registered and counted; each request id runs once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def registry(settings: Settings) -> Iterator[str]:
 
 @contextmanager
 def served(app: str, folder: Path, *options: str, **environ: str) -> Iterator[tuple[forking.Program, str]]:
-    """Serve an application in a process of its own; yield it and its address."""
+    """Serve an application in a child process; yield the process and its URL."""
     words = ("serve", "--app", app, "--port", "0", *options)
     process = forking.begin(*words, environment={**os.environ, **environ}, folder=folder, stderr=subprocess.PIPE)
     assert process.stderr is not None
@@ -98,11 +98,11 @@ def ask(url: str, name: str, body: Any) -> Any:
         ("told", {"input": 5, "params": {"a": 1}}, {"a": 1}),
     ],
 )
-def test_a_request_is_a_call_of_the_function(service: str, name: str, body: Any, result: Any) -> None:
+def test_a_request_calls_the_function(service: str, name: str, body: Any, result: Any) -> None:
     assert ask(service, name, body) == {"result": result, "error": ""}
 
 
-def test_failures_are_told_in_words_and_for_programs(service: str) -> None:
+def test_failures_have_a_message_and_machine_readable_fields(service: str) -> None:
     found = ask(service, "fail", {"input": {"message": "no luck"}})
     assert (found["error"], found["kind"], found["retryable"]) == ("no luck", "ValueError", True)
     assert "served.py" in found["detail"]
@@ -113,12 +113,12 @@ def test_failures_are_told_in_words_and_for_programs(service: str) -> None:
     assert ask(service, "odd", {})["kind"] == "PayloadError"
 
 
-def test_what_an_executor_does_is_not_served(service: str) -> None:
+def test_tasks_with_an_executor_are_not_served(service: str) -> None:
     found = send(service, "elsewhere", json={"input": "hello"})
     assert (found.status_code, found.json()["error"]) == (404, "There is no service 'elsewhere' here.")
 
 
-def test_any_name_of_a_task_is_the_name_of_a_service(service: str, registry: str, settings: Settings) -> None:
+def test_any_task_name_is_a_valid_service_name(service: str, registry: str, settings: Settings) -> None:
     assert ask(service, "shop%2Fgr%C3%B6%C3%9Fe", {"input": 3.0}) == {"result": 3.0, "error": ""}
     [offered] = listed(registry, "shop/größe")
     assert {"move", "shop/größe"} <= {*offered["services"]}
@@ -138,13 +138,13 @@ def test_the_timeout_of_a_task_holds_for_its_service(service: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["returns", "raises"])
-def test_what_a_function_does_after_its_timeout_changes_nothing(service: str, how: str) -> None:
+def test_a_result_after_the_timeout_is_ignored(service: str, how: str) -> None:
     found = ask(service, "stubborn", {"input": how})
     assert (found["result"], found["kind"]) == (None, "TaskTimeout")
 
 
-def test_a_connection_that_was_idle_for_too_long_is_made_anew(caplog: pytest.LogCaptureFixture) -> None:
-    """The registry closes it in the moment in which the next heartbeat is sent."""
+def test_a_closed_idle_connection_is_reopened(caplog: pytest.LogCaptureFixture) -> None:
+    """The registry closes it at the moment when the next heartbeat is sent."""
     listener = socket.create_server(("127.0.0.1", 0))
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -152,7 +152,7 @@ def test_a_connection_that_was_idle_for_too_long_is_made_anew(caplog: pytest.Log
         head = [line.lower() for line in iter(file.readline, b"\r\n")]
         file.read(sum(int(line.split(b":")[1]) for line in head if line.startswith(b"content-length")))
 
-    def answer_some() -> None:
+    def serve_connections() -> None:
         for answers in (1, 2):
             line, _ = listener.accept()
             with line, line.makefile("rb") as file:
@@ -160,9 +160,9 @@ def test_a_connection_that_was_idle_for_too_long_is_made_anew(caplog: pytest.Log
                     read(file)
                     line.sendall(answer)
                 if answers == 1:
-                    read(file)  # and be gone
+                    read(file)  # then close the connection
 
-    other_side = threading.Thread(target=answer_some, daemon=True)
+    other_side = threading.Thread(target=serve_connections, daemon=True)
     other_side.start()
     where = load_settings(environ={}, api_url=f"http://127.0.0.1:{listener.getsockname()[1]}")
     registration = Registration(where, "w", "http://127.0.0.1:1", ["sum"], lambda: 0.0)
@@ -176,7 +176,7 @@ def test_a_connection_that_was_idle_for_too_long_is_made_anew(caplog: pytest.Log
     listener.close()
 
 
-def test_json_has_no_nan(service: str, settings: Settings) -> None:
+def test_nan_and_infinity_are_rejected(service: str, settings: Settings) -> None:
     found = ask(service, "nan", {})
     assert (found["result"], found["kind"], found["retryable"]) == (None, "PayloadError", False)
     assert "found nan at `result[0].mean`" in found["error"]
@@ -187,7 +187,7 @@ def test_json_has_no_nan(service: str, settings: Settings) -> None:
             _ = execution(Http(service="move"), name="n-1", values=[None, value]).specification
 
 
-def test_a_request_that_is_too_large_is_not_sent_again(service: str, settings: Settings) -> None:
+def test_a_too_large_request_is_not_retried(service: str, settings: Settings) -> None:
     async def go() -> Any:
         executor = HttpExecutor(Setup(settings=settings))
         work = execution(Http(service="move"), name="l-1", text="x" * 33_000_000)
@@ -201,7 +201,7 @@ def test_a_request_that_is_too_large_is_not_sent_again(service: str, settings: S
     assert (outcome.kind, outcome.retryable, "33,000," in outcome.message) == ("RequestTooLarge", False, True)
 
 
-def test_nonsense_is_refused(service: str) -> None:
+def test_invalid_requests_are_rejected(service: str) -> None:
     assert ask(service, "mvoe", {})["error"].endswith("Did you mean 'move'?")
     assert send(service, "move", content=b"{").status_code == 400
     assert send(service, "move", content=b"[" * 100_000).status_code == 400
@@ -210,7 +210,7 @@ def test_nonsense_is_refused(service: str) -> None:
     assert send(service, "who", json={}, headers={"Origin": "http://evil"}).status_code == 403
 
 
-def test_the_same_request_is_done_once_also_while_it_is_under_way(service: str, tmp_path: Path) -> None:
+def test_repeated_request_ids_run_once_even_concurrently(service: str, tmp_path: Path) -> None:
     file = tmp_path / "calls"
     body = {"input": {"file": str(file), "seconds": 0.5}, "request_id": "r-1"}
     found: list[Any] = []
@@ -223,9 +223,7 @@ def test_the_same_request_is_done_once_also_while_it_is_under_way(service: str, 
     assert file.read_text() == "x\n"
 
 
-def test_a_watcher_that_goes_leaves_work_that_the_next_one_joins(
-    service: str, settings: Settings, tmp_path: Path
-) -> None:
+def test_a_second_watcher_joins_running_work(service: str, settings: Settings, tmp_path: Path) -> None:
     file = tmp_path / "calls"
     work = execution(Http(service="note"), name="w-1", file=str(file), seconds=1.0)
 
@@ -246,7 +244,7 @@ def test_a_watcher_that_goes_leaves_work_that_the_next_one_joins(
     assert file.read_text() == "x\n"
 
 
-def test_a_cancel_ends_what_waits(service: str, settings: Settings, tmp_path: Path) -> None:
+def test_a_cancel_ends_running_work(service: str, settings: Settings, tmp_path: Path) -> None:
     file = tmp_path / "nap"
     work = execution(Http(service="nap"), name="c-1", seconds=60.0, file=str(file))
 
@@ -272,7 +270,7 @@ def listed(registry: str, name: str) -> list[Any]:
     return found
 
 
-def test_it_registers_and_leaves(registry: str) -> None:
+def test_a_service_registers_and_deregisters(registry: str) -> None:
     options = ("--registry", registry, "--service", "sum", "--service", "route")
     with served("services:app", ROOT / "examples", *options) as (process, url):
         eventually(lambda: listed(registry, "sum"), "it has registered")
@@ -285,7 +283,7 @@ def test_it_registers_and_leaves(registry: str) -> None:
     assert listed(registry, "sum") == []
 
 
-def test_the_transformer(registry: str) -> None:
+def test_the_transform_example_answers_and_fails(registry: str) -> None:
     with served("services:app", ROOT / "examples") as (_, url):
         assert ask(url, "transform", {"input": 2, "params": {"mul": 3}})["result"] == 6
         assert ask(url, "transform", {"input": "a", "params": {"op": "upper"}})["result"] == "A"
@@ -293,7 +291,7 @@ def test_the_transformer(registry: str) -> None:
         assert (wrong["kind"], wrong["retryable"]) == ("GiveUp", False)
 
 
-def test_a_task_that_there_is_none_of_is_named(tmp_path: Path) -> None:
+def test_an_unknown_service_name_gets_a_suggestion(tmp_path: Path) -> None:
     done = forking.run("serve", "--app", "services:app", "--service", "sun", folder=ROOT / "examples")
     assert done.returncode != 0
     assert "Did you mean 'sum'?" in done.stderr
@@ -310,7 +308,7 @@ def echo(input: int) -> int:
 OLD, NEW = "old-" + 32 * "1", "new-" + 32 * "2"
 
 
-def test_who_has_no_key_is_refused_and_workers_send_it(registry: str, settings: Settings, tmp_path: Path) -> None:
+def test_workers_send_the_service_key_that_requests_need(registry: str, settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "locked.py").write_text(LOCKED)
     keys = {"ORCHESTRATOR_SERVICE_KEYS": f"{NEW},{OLD}"}
     with served("locked:app", tmp_path, "--registry", registry, **keys) as (_, url):
@@ -358,7 +356,7 @@ async def _fixed(url: str, settings: Settings) -> Finished | Broken:
 @pytest.mark.parametrize(
     ("host", "keys", "said"), [("0.0.0.0", "", "There is no key"), ("127.0.0.1", "short", "expected keys of 32")]
 )
-def test_only_this_machine_is_served_without_a_key(host: str, keys: str, said: str) -> None:
+def test_serving_other_hosts_requires_a_valid_key(host: str, keys: str, said: str) -> None:
     ended = forking.run(
         *("serve", "--app", "served:app", "--port", "0", "--host", host),
         environment={**os.environ, "ORCHESTRATOR_SERVICE_KEYS": keys},

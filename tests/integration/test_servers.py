@@ -1,4 +1,4 @@
-"""Postgres and Redis as people set them up: several hosts, two-phase commits, a cluster."""
+"""Postgres and Redis in unusual setups: several hosts, two-phase commits, a cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.waiting import eventually
 
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """A Postgres that prepares transactions."""
+    """A Postgres with prepared transactions enabled."""
     folder = tmp_path_factory.mktemp("postgres")
     folder.chmod(0o755)
     server = EmbeddedPostgres(folder, {"max_prepared_transactions": 5})
@@ -51,12 +51,12 @@ def test_several_hosts_are_given_to_the_driver(url: str, host: str, port: str) -
     database.engine_for(url).dispose()
 
 
-def test_hosts_that_are_none(redis_url: str) -> None:
+def test_invalid_hosts_are_rejected(redis_url: str) -> None:
     with pytest.raises(ConfigurationError, match="Setting database_url: expected .* are not hosts with ports"):
         database.engine_for("postgresql://a:1,b:x/db")
 
 
-def test_the_first_host_that_can_be_used_is(postgres: EmbeddedPostgres, redis_url: str, tmp_path: Path) -> None:
+def test_the_first_usable_host_is_chosen(postgres: EmbeddedPostgres, redis_url: str, tmp_path: Path) -> None:
     nobody, place = (quote(str(path), safe="") for path in (tmp_path, postgres.url.partition("?host=")[2]))
     url = f"postgresql://postgres@{nobody}:5432,{place}:5432/postgres?target_session_attrs=read-write"
     app = Orchestrator(database_url=url, redis_url=redis_url)
@@ -64,7 +64,7 @@ def test_the_first_host_that_can_be_used_is(postgres: EmbeddedPostgres, redis_ur
     app.close()
 
 
-def test_a_task_in_a_transaction_of_two_phases(postgres: EmbeddedPostgres, redis_url: str) -> None:
+def test_tasks_are_enqueued_in_two_phase_transactions(postgres: EmbeddedPostgres, redis_url: str) -> None:
     app = Orchestrator(database_url=postgres.url, redis_url=redis_url)
     task = app.task(name="job")(lambda: None)
     engine = database.engine_for(postgres.url)
@@ -93,12 +93,12 @@ def _answers(redis: Redis) -> bool:
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """Where a socket can stand: its path has at most 107 characters, and those of pytest's folders come near."""
+    """A folder with a short path for a socket: at most 107 characters are allowed, and pytest's folders come near."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
 
-def test_a_node_of_a_cluster_is_refused(short_folder: Path) -> None:
+def test_a_redis_cluster_node_is_rejected(short_folder: Path) -> None:
     found = find_redis()
     if found is None:
         pytest.skip("only a real Redis has a cluster mode")
@@ -108,8 +108,8 @@ def test_a_node_of_a_cluster_is_refused(short_folder: Path) -> None:
     process = subprocess.Popen([found.path, str(short_folder / "redis.conf")], stdout=subprocess.DEVNULL)
     redis = connect(f"unix://{socket}")
     try:
-        eventually(lambda: _answers(redis), "the server answers")  # its socket stands there before it listens
-        needed = prerequisite(redis)  # which schedulers and workers ask when they start
+        eventually(lambda: _answers(redis), "the server answers")  # the socket exists before the server listens
+        needed = prerequisite(redis)  # the check that schedulers and workers make at their start
         with pytest.raises(ConfigurationError, match="redis_url: this is a node of a Redis Cluster") as caught:
             needed.check()
         assert needed.outage(caught.value) is None, "waiting does not mend it"

@@ -1,4 +1,4 @@
-"""The registry of services over HTTP: who offers what, who is silent, whom to ask, and what survives."""
+"""The HTTP registry of services: registration, heartbeats, allocation, and what survives a loss of Redis."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def beat(http: httpx.Client, id: str, load: float = 0) -> httpx.Response:
 
 
 def silence(redis: Redis, id: str, seconds: float) -> None:
-    """Have a worker's last word so long ago."""
+    """Set back the time of a worker's last heartbeat."""
     entry, _ = announcements.find(redis, KEYS, id)
     assert entry is not None
     announcements.write(redis, KEYS, msgspec.structs.replace(entry, heard_at=entry.heard_at - seconds))
@@ -79,7 +79,7 @@ def listed(http: httpx.Client, **query: Any) -> list[str]:
     return [one["id"] for one in http.get("/workers/list", params=query).raise_for_status().json()]
 
 
-def test_who_registers_is_listed_by_what_they_offer(http: httpx.Client) -> None:
+def test_registered_workers_are_listed_by_service(http: httpx.Client) -> None:
     register(http, "a", "transform", "sum")
     register(http, "b", "sum", load=2)
     assert listed(http) == ["a", "b"]
@@ -99,7 +99,7 @@ def test_who_registers_is_listed_by_what_they_offer(http: httpx.Client) -> None:
     assert listed(http) == ["b"], "who offers nothing any more has left"
 
 
-def test_who_is_silent_for_the_ttl_is_neither_listed_nor_asked(http: httpx.Client, redis: Redis) -> None:
+def test_silent_workers_are_neither_listed_nor_allocated(http: httpx.Client, redis: Redis) -> None:
     register(http, "a", "sum")
     silence(redis, "a", 15.5)
     assert listed(http, service="sum") == []
@@ -111,7 +111,7 @@ def test_who_is_silent_for_the_ttl_is_neither_listed_nor_asked(http: httpx.Clien
     assert (found["id"], found["load"]) == ("a", 3.0)
 
 
-def test_a_redis_that_has_lost_everything_is_filled_by_heartbeats(http: httpx.Client, redis: Redis) -> None:
+def test_heartbeats_restore_the_registry_after_redis_lost_its_data(http: httpx.Client, redis: Redis) -> None:
     register(http, "a", "sum")
     redis.delete(KEYS.services)
     assert listed(http) == []
@@ -140,9 +140,7 @@ def test_heartbeats_write_into_postgres_once_an_hour(http: httpx.Client, engine:
     assert version() != before
 
 
-def test_a_registration_is_written_into_the_audit_log_when_it_says_something_new(
-    http: httpx.Client, engine: Engine
-) -> None:
+def test_only_changed_registrations_are_written_to_the_audit_log(http: httpx.Client, engine: Engine) -> None:
     for offered in (("sum",), ("sum",), ("sum", "route")):
         register(http, "a", *offered)
     with engine.connect() as connection:
@@ -162,13 +160,13 @@ def test_a_registration_is_written_into_the_audit_log_when_it_says_something_new
         ({"id": "a", "url": "http://h"}, "#/services"),
     ],
 )
-def test_a_registration_that_says_nonsense_is_refused(http: httpx.Client, body: Any, wrong: str) -> None:
+def test_an_invalid_registration_is_rejected(http: httpx.Client, body: Any, wrong: str) -> None:
     answer = http.post("/workers/register", json=body)
     assert (answer.status_code, wrong in answer.json()["detail"].replace("Port", "port")) == (422, True), answer.text
     assert listed(http) == []
 
 
-def test_no_more_are_known_than_there_is_room_for(
+def test_registrations_beyond_the_maximum_are_rejected(
     http: httpx.Client, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(announcements, "MAX_WORKERS", 2)
@@ -182,15 +180,15 @@ def test_no_more_are_known_than_there_is_room_for(
     assert listed(http) == ["b", "c"]
 
 
-def test_the_less_busy_are_asked_more_often(http: httpx.Client) -> None:
+def test_less_busy_workers_are_allocated_more_often(http: httpx.Client) -> None:
     register(http, "idle", "sum")
     register(http, "busy", "sum", load=9)
     asked = Counter(http.get("/workers/allocate?service=sum").json()["id"] for _ in range(200))
-    assert asked["idle"] > 140  # 182 are expected
+    assert asked["idle"] > 140  # about 182 on average
     assert asked["busy"] > 0
 
 
-def test_the_order_counts_what_was_asked_since_the_last_word() -> None:
+def test_the_order_includes_allocations_since_the_last_heartbeat() -> None:
     two = [ServiceWorker(id=id, url="http://h", services=("s",)) for id in ("a", "b")]
     draws = [0.5, 0.4]
     assert [one.id for one in in_order(two, draws, {})] == ["a", "b"]

@@ -1,4 +1,4 @@
-"""The schemas of shards: made, upgraded, read together, and given up when they are empty."""
+"""The schemas of shards: created, upgraded, read together, and removed when they are empty."""
 
 import uuid
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def run(engine: Engine, sql: str) -> uuid.UUID:
         return found
 
 
-def test_one_shard_is_one_schema(settings: Settings, plain: Engine) -> None:
+def test_a_single_shard_uses_one_schema(settings: Settings, plain: Engine) -> None:
     assert shards.upgrade(replace(settings, shards=1)) == [f"The database is at revision {database.REVISION}."]
     assert schemas(plain) == {"orchestrator"}
 
@@ -78,7 +78,7 @@ def test_shards_are_made_once_and_read_together(settings: Settings, plain: Engin
         ]
 
 
-def test_a_list_of_all_shards_walks_their_indexes(settings: Settings, whole: Engine) -> None:
+def test_a_list_over_all_shards_uses_their_indexes(settings: Settings, whole: Engine) -> None:
     shards.upgrade(settings)
     with whole.connect() as connection:
         connection.exec_driver_sql("SET enable_seqscan = off; SET enable_sort = off; SET enable_bitmapscan = off")
@@ -90,7 +90,7 @@ def test_a_list_of_all_shards_walks_their_indexes(settings: Settings, whole: Eng
     assert said.count("Index Only Scan Backward using tasks_pkey") == 3
 
 
-def test_migrations_come_to_every_shard(settings: Settings, plain: Engine, whole: Engine) -> None:
+def test_an_upgrade_migrates_every_shard(settings: Settings, plain: Engine, whole: Engine) -> None:
     for namespace in ("orchestrator", "orchestrator/1"):
         database.upgrade(settings.database_url, namespace=namespace)
         database.downgrade(settings.database_url, "0037", namespace=namespace)
@@ -109,7 +109,7 @@ def test_migrations_come_to_every_shard(settings: Settings, plain: Engine, whole
     assert run(plain, columns.format("orchestrator/1")) == expected
 
 
-def test_an_empty_shard_is_given_up_and_what_it_remembers_is_kept(settings: Settings, plain: Engine) -> None:
+def test_an_empty_shard_is_removed_and_its_ended_tasks_are_kept(settings: Settings, plain: Engine) -> None:
     shards.upgrade(settings)
     ended = run(plain, ENDED.format('"orchestrator/2"'))
     task = run(plain, TASK.format('"orchestrator/1"'))
@@ -135,8 +135,8 @@ def test_an_empty_shard_is_given_up_and_what_it_remembers_is_kept(settings: Sett
     assert run(plain, "SELECT to_regclass('orchestrator.places') IS NULL")
 
 
-def test_a_shard_that_is_led_stays_first_of_all_for_its_open_work(settings: Settings, plain: Engine) -> None:
-    """Before, one was told to restart schedulers with fewer shards, which stranded it."""
+def test_open_work_is_the_first_reason_to_keep_a_shard(settings: Settings, plain: Engine) -> None:
+    """The message used to advise fewer shards for the schedulers, which stranded the open work."""
     shards.upgrade(settings)
     run(plain, TASK.format('"orchestrator/2"'))
     lease = (
@@ -149,7 +149,7 @@ def test_a_shard_that_is_led_stays_first_of_all_for_its_open_work(settings: Sett
     assert second.startswith("Shard 2 stays: it has open work.")
 
 
-def test_numbers_about_tables_are_of_all_shards(settings: Settings, plain: Engine, whole: Engine) -> None:
+def test_table_statistics_cover_all_shards(settings: Settings, plain: Engine, whole: Engine) -> None:
     shards.upgrade(settings)
     with plain.connect() as one, whole.connect() as all_, plain.connect() as locking:
         size = one.exec_driver_sql("SELECT pg_total_relation_size('orchestrator.tasks')").scalar_one()
@@ -161,8 +161,8 @@ def test_numbers_about_tables_are_of_all_shards(settings: Settings, plain: Engin
         locking.exec_driver_sql("ROLLBACK")
 
 
-def test_a_client_that_looks_while_a_shard_is_given_up_runs_into_no_deadlock(settings: Settings, plain: Engine) -> None:
-    """Before, the upgrade held the shard and wanted the view, and the client held the view and wanted the shard."""
+def test_reading_while_a_shard_is_removed_does_not_deadlock(settings: Settings, plain: Engine) -> None:
+    """The upgrade locked the shard and waited for the view, and the client locked the view and waited for the shard."""
     for number in (3, 2):
         shards.upgrade(replace(settings, shards=number))
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
@@ -203,14 +203,14 @@ def counts(engine: Engine, schema: str) -> list[int]:
         ]
 
 
-def test_what_a_shard_remembers_moves_in_batches_of_whole_runs(
+def test_ended_runs_of_a_removed_shard_move_in_batches_of_whole_runs(
     settings: Settings, plain: Engine, whole: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process may die between any two of them; runs that came of one another stay together."""
+    """The process may die between any two batches; related runs stay together."""
     for number in (3, 2):
         shards.upgrade(replace(settings, shards=number))
     with plain.connect() as connection:
-        for number in range(10):  # two of each moment
+        for number in range(10):  # two runs of each time
             run_id = uuid.UUID(bytes=bytes([0, 0, 0, 0, 0, number // 2]) + uuid.uuid4().bytes[:10])
             connection.exec_driver_sql(RUN.format('"orchestrator/2"', run_id))
         connection.exec_driver_sql(RUN.format("orchestrator", uuid.uuid4()))
@@ -255,8 +255,8 @@ def test_what_a_shard_remembers_moves_in_batches_of_whole_runs(
         assert connection.exec_driver_sql("SELECT name, shard FROM orchestrator.lane_use").all() == [("narrow", 1)]
 
 
-def test_nothing_moves_while_a_client_uses_the_shard(settings: Settings, plain: Engine) -> None:
-    """One that has not seen yet that it is closing."""
+def test_rows_stay_while_a_client_uses_the_shard(settings: Settings, plain: Engine) -> None:
+    """The client does not know yet that the shard is closing."""
     shards.upgrade(settings)
     engine = database.engine_for(settings.database_url)
     with plain.connect() as connection:
@@ -269,13 +269,13 @@ def test_nothing_moves_while_a_client_uses_the_shard(settings: Settings, plain: 
     engine.dispose()
 
 
-def test_nothing_goes_back_while_there_are_shards(settings: Settings) -> None:
+def test_a_database_with_several_shards_is_not_downgraded(settings: Settings) -> None:
     shards.upgrade(settings)
     with pytest.raises(SchemaError, match="needs a database with one shard"):
         database.downgrade(settings.database_url, None)
 
 
-def test_processes_say_which_shard_is_missing(settings: Settings) -> None:
+def test_a_missing_shard_is_reported(settings: Settings) -> None:
     shards.upgrade(replace(settings, shards=2))
     engine = database.engine_for(settings.database_url, namespace="orchestrator/2")
     with pytest.raises(SchemaError, match="no shard 2 of 'orchestrator' yet"), engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""Coroutines that enqueue at the same time share commits, and each has what a call alone would have."""
+"""Coroutines that enqueue concurrently share commits; each gets the outcome that a single call would have."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rows(engine: Engine, sql: str) -> list[tuple[Any, ...]]:
 
 
 async def together(*calls: Coroutine[Any, Any, Handle[int]]) -> list[Any]:
-    """Run calls in one turn of the loop; return what each came to."""
+    """Run calls in one turn of the event loop; return their results or exceptions."""
     return await asyncio.gather(*calls, return_exceptions=True)
 
 
@@ -62,7 +62,7 @@ def stored(engine: Engine) -> set[str]:
 
 def test_coroutines_share_commits_and_keep_their_order(job: Task[[int], int], engine: Engine) -> None:
     async def main() -> list[Any]:
-        first = await job.aenqueue(0)  # which opens what the others share
+        first = await job.aenqueue(0)  # opens the backend that the others share
         return [first, *await together(*(job.aenqueue(number) for number in range(300)))]
 
     handles = asyncio.run(main())
@@ -71,7 +71,7 @@ def test_coroutines_share_commits_and_keep_their_order(job: Task[[int], int], en
     assert len({transaction for _, transaction in in_order[1:]}) <= 2
 
 
-def test_all_options_arrive_as_they_do_alone(app: Orchestrator, job: Task[[int], int], engine: Engine) -> None:
+def test_all_options_are_stored_as_by_single_calls(app: Orchestrator, job: Task[[int], int], engine: Engine) -> None:
     options: list[dict[str, Any]] = [
         {},
         {"priority": 7, "delay": 3600},
@@ -106,7 +106,9 @@ def test_all_options_arrive_as_they_do_alone(app: Orchestrator, job: Task[[int],
     assert len(shared_ones) == len(options)
 
 
-def test_a_refused_one_hurts_no_other(app: Orchestrator, job: Task[[int], int], engine: Engine) -> None:
+def test_a_failed_enqueue_does_not_affect_others_of_its_commit(
+    app: Orchestrator, job: Task[[int], int], engine: Engine
+) -> None:
     refused = app.task(name="refused")(lambda number: number)
     with engine.connect() as connection:
         connection.execute(text("ALTER TABLE orchestrator.tasks ADD CONSTRAINT none_refused CHECK (name <> 'refused')"))
@@ -132,7 +134,7 @@ def test_a_refused_one_hurts_no_other(app: Orchestrator, job: Task[[int], int], 
         connection.execute(text("ALTER TABLE orchestrator.tasks DROP CONSTRAINT none_refused"))
 
 
-def test_calls_of_one_commit_that_want_the_same_key(job: Task[[int], int], engine: Engine) -> None:
+def test_enqueues_of_one_commit_respect_a_common_key(job: Task[[int], int], engine: Engine) -> None:
     def with_key(number: int, policy: str) -> Coroutine[Any, Any, Handle[int]]:
         return job.options(unique_key=policy, on_duplicate=policy).aenqueue(number)  # type: ignore[arg-type]
 
@@ -154,10 +156,10 @@ def test_calls_of_one_commit_that_want_the_same_key(job: Task[[int], int], engin
     assert found[10].task_id == found[8].id
     payloads = {str(id): bytes(payload) for id, payload in rows(engine, "SELECT id, payload FROM orchestrator.tasks")}
     assert payloads.keys() == {found[place].id for place in (0, 3, 5, 8)}
-    assert payloads[found[5].id] == payloads[found[0].id].replace(b"\x00", b"\x02")  # the last one's arguments
+    assert payloads[found[5].id] == payloads[found[0].id].replace(b"\x00", b"\x02")  # the arguments of the last call
 
 
-def test_a_key_is_returned_after_its_period_and_to_those_who_come_later(job: Task[[int], int], engine: Engine) -> None:
+def test_a_shared_commit_respects_the_period_of_a_key(job: Task[[int], int], engine: Engine) -> None:
     async def main() -> None:
         keyed = job.options(unique_key="later", unique_for=3600)
         first, other = await together(keyed.aenqueue(1), job.aenqueue(1))
@@ -170,7 +172,9 @@ def test_a_key_is_returned_after_its_period_and_to_those_who_come_later(job: Tas
     asyncio.run(main())
 
 
-def test_who_waits_for_a_key_keeps_nobody_waiting(job: Task[[int], int], engine: Engine, database_url: str) -> None:
+def test_a_call_that_waits_for_a_key_does_not_delay_others(
+    job: Task[[int], int], engine: Engine, database_url: str
+) -> None:
     keyed = job.options(unique_key="held")
     transactions = database.engine_for(database_url)
 
@@ -189,7 +193,7 @@ def test_who_waits_for_a_key_keeps_nobody_waiting(job: Task[[int], int], engine:
 
 
 @pytest.mark.parametrize("count", [1, 20])
-def test_where_nobody_knows_whether_it_was_committed_each_is_told_so_of_its_own(
+def test_a_lost_commit_reply_raises_uncertain_in_each_call(
     job: Task[[int], int], engine: Engine, line: Cutting, count: int
 ) -> None:
     async def main() -> None:
@@ -198,16 +202,14 @@ def test_where_nobody_knows_whether_it_was_committed_each_is_told_so_of_its_own(
         errors = await together(*(job.aenqueue(number) for number in range(count)))
         assert {type(error) for error in errors} == {Uncertain}
         told = {str(error).partition("whether task ")[2].partition(" was stored")[0] for error in errors}
-        assert told == stored(engine) - before  # the answer was lost, and not the tasks
+        assert told == stored(engine) - before  # the reply was lost, but the tasks were stored
         assert len(told) == count
         assert isinstance(await job.aenqueue(1), Handle)
 
     asyncio.run(main())
 
 
-def test_a_connection_that_ends_before_the_commit_is_told_as_to_a_single_call(
-    job: Task[[int], int], engine: Engine
-) -> None:
+def test_a_lost_connection_raises_the_error_of_a_single_call(job: Task[[int], int], engine: Engine) -> None:
     async def ended(calls: Coroutine[Any, Any, list[Any]]) -> list[Any]:
         with engine.connect() as connection:
             connection.execute(text("BEGIN; LOCK TABLE orchestrator.tasks IN SHARE MODE"))
@@ -237,7 +239,7 @@ _WAITING = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%/* enqueue.%' AN
 
 def test_ten_thousand_coroutines_need_a_few_threads(job: Task[[int], int], engine: Engine) -> None:
     most = 0
-    before = set(threading.enumerate())  # other tests' clients may still be closing
+    before = set(threading.enumerate())  # clients of other tests may still be closing
 
     async def main() -> list[Any]:
         nonlocal most
@@ -251,10 +253,10 @@ def test_ten_thousand_coroutines_need_a_few_threads(job: Task[[int], int], engin
     handles = asyncio.run(main())
     assert stored(engine) == {handle.id for handle in handles}
     assert len(handles) == 10_000
-    assert 0 < most <= shared._MAX_COMMITS + 3  # others load the store, and look for statements that hang
+    assert 0 < most <= shared._MAX_COMMITS + 3  # the other threads load the store, and watch for hanging statements
 
 
-def test_event_loops_in_several_threads(job: Task[[int], int], engine: Engine) -> None:
+def test_event_loops_in_several_threads_can_enqueue(job: Task[[int], int], engine: Engine) -> None:
     found: list[Sequence[Any]] = []
 
     async def main() -> None:
@@ -269,7 +271,7 @@ def test_event_loops_in_several_threads(job: Task[[int], int], engine: Engine) -
     assert len(stored(engine)) == 300
 
 
-def test_a_cancelled_call_disturbs_nobody_and_may_be_stored(job: Task[[int], int], engine: Engine) -> None:
+def test_a_cancelled_call_does_not_affect_others(job: Task[[int], int], engine: Engine) -> None:
     async def main() -> None:
         await job.aenqueue(0)
         calls = [asyncio.create_task(job.aenqueue(number)) for number in range(9)]
@@ -284,7 +286,9 @@ def test_a_cancelled_call_disturbs_nobody_and_may_be_stored(job: Task[[int], int
     asyncio.run(main())
 
 
-def test_a_program_that_ends_stores_what_is_being_stored(database_url: str, redis_url: str, engine: Engine) -> None:
+def test_a_program_completes_running_enqueues_before_it_exits(
+    database_url: str, redis_url: str, engine: Engine
+) -> None:
     program = """
 import asyncio, sys
 from orchestrator import Orchestrator

@@ -1,4 +1,4 @@
-"""Ticks that only claim, or only apply, are one message to Postgres; what else belongs to them is done as well."""
+"""A tick that only claims, or only applies reports, is one round trip to Postgres, with all that belongs to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.integration.stage import System, Worker
 
 @pytest.fixture
 def worker(system: System) -> Worker:
-    """A worker that has done a single task, so that everything is prepared and the next one is expected to be such."""
+    """A worker that has completed a single task, so that all statements are prepared, and another single task is
+    expected."""
     worker = system.worker(knows=("job", "after"))
     system.settle()
     system.job.enqueue()
@@ -24,7 +25,7 @@ def worker(system: System) -> Worker:
 
 
 def work(system: System, worker: Worker) -> None:
-    """Claim what is ready, have it succeed, and apply that."""
+    """Claim ready tasks, let them succeed, and apply the reports."""
     system.tick()
     worker.succeed(*worker.take())
     system.tick()
@@ -40,9 +41,9 @@ def saved(system: System) -> Cursor | None:
     return system.scheduler._leadership.cursor()
 
 
-def test_a_claim_and_an_end_are_one_round_trip_each(system: System, worker: Worker) -> None:
+def test_a_claim_and_a_success_take_one_round_trip_each(system: System, worker: Worker) -> None:
     claims, ends = [], []
-    for _ in range(3):  # a tick that writes the counts of the last ten seconds takes more
+    for _ in range(3):  # a tick that writes the counters of the last ten seconds takes more
         handle = system.job.enqueue()
         claims.append(sent(system.tick))
         worker.succeed(*worker.take())
@@ -53,14 +54,14 @@ def test_a_claim_and_an_end_are_one_round_trip_each(system: System, worker: Work
 
 
 def dispatched(system: System, worker: Worker, task: Any) -> tuple[Any, Any]:
-    """Enqueue a task and have it dispatched; return its handle and its message."""
+    """Enqueue a task and dispatch it; return its handle and its message."""
     handle = task.enqueue()
     system.tick()
     (message,) = worker.take()
     return handle, message
 
 
-def test_an_end_and_a_claim_together_are_one_round_trip(system: System, worker: Worker) -> None:
+def test_a_success_and_a_claim_together_take_one_round_trip(system: System, worker: Worker) -> None:
     both = []
     for _ in range(3):
         first, message = dispatched(system, worker, system.job)
@@ -74,7 +75,7 @@ def test_an_end_and_a_claim_together_are_one_round_trip(system: System, worker: 
     assert min(both) == 1
 
 
-def test_an_end_that_does_not_count_any_more_changes_nothing_beside_a_claim(system: System, worker: Worker) -> None:
+def test_an_obsolete_success_beside_a_claim_changes_nothing(system: System, worker: Worker) -> None:
     handle, message = dispatched(system, worker, system.job)
     system.sql(
         "UPDATE orchestrator.tasks SET status = 'pending' WHERE id = CAST(:id AS uuid) RETURNING 1", id=message.id.hex()
@@ -90,9 +91,7 @@ def test_an_end_that_does_not_count_any_more_changes_nothing_beside_a_claim(syst
 
 
 @pytest.mark.parametrize("option", ["unique_key", "on_success", "concurrency_key"])
-def test_what_belongs_to_an_end_is_committed_with_it_beside_a_claim(
-    system: System, worker: Worker, option: str
-) -> None:
+def test_effects_of_a_success_are_committed_with_it_beside_a_claim(system: System, worker: Worker, option: str) -> None:
     after = system.app.task(name="after")(lambda: None)
     options: dict[str, dict[str, Any]] = {
         "unique_key": {"unique_key": "a"},
@@ -114,7 +113,7 @@ def test_what_belongs_to_an_end_is_committed_with_it_beside_a_claim(
 
 
 @pytest.mark.parametrize("option", ["unique_key", "on_success", "concurrency_key"])
-def test_what_belongs_to_an_end_is_committed_with_it(system: System, worker: Worker, option: str) -> None:
+def test_effects_of_a_success_are_committed_with_it(system: System, worker: Worker, option: str) -> None:
     after = system.app.task(name="after")(lambda: None)
     options: dict[str, dict[str, Any]] = {
         "unique_key": {"unique_key": "a"},
@@ -132,14 +131,14 @@ def test_what_belongs_to_an_end_is_committed_with_it(system: System, worker: Wor
     assert {task.name for task in worker.take()} == ({"job", "after"} if option == "on_success" else {"job"})
 
 
-def test_a_run_is_notified_of_an_end(system: System, worker: Worker) -> None:
+def test_a_run_ends_with_its_last_success(system: System, worker: Worker) -> None:
     run = system.app.start_many(system.job, [(1,)])
     work(system, worker)
     assert run.status() == "success"
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
-    """Have a method raise, the next time only."""
+    """Let the next call of a method raise."""
 
     def fail(*_: Any) -> None:
         monkeypatch.undo()
@@ -148,7 +147,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None
     monkeypatch.setattr(owner, name, fail)
 
 
-def test_claims_of_a_tick_that_fails_afterwards_are_dispatched_again(
+def test_claims_of_a_tick_that_fails_later_are_dispatched_again(
     system: System, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = system.job.enqueue()
@@ -164,7 +163,7 @@ def test_claims_of_a_tick_that_fails_afterwards_are_dispatched_again(
     assert system.scheduler.term.dispatcher.in_flight == 0
 
 
-def test_ends_of_a_tick_that_fails_afterwards_stay(
+def test_successes_of_a_tick_that_fails_later_are_kept(
     system: System, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = system.job.enqueue()
@@ -181,7 +180,7 @@ def test_ends_of_a_tick_that_fails_afterwards_stay(
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_deposed_leader_claims_and_ends_nothing(system: System, worker: Worker, ends: bool) -> None:
+def test_a_deposed_leader_claims_nothing_and_applies_no_reports(system: System, worker: Worker, ends: bool) -> None:
     handle = system.job.enqueue()
     if ends:
         system.tick()

@@ -1,4 +1,4 @@
-"""A signal handler that enqueues, wherever it interrupts an enqueue."""
+"""A signal handler enqueues a task, at whatever line it interrupts another enqueue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.stores import backend_of
 
 _OURS = ("/orchestrator/sdk/", "/orchestrator/store/driver", "/orchestrator/transport/client", "/sqlalchemy/pool/")
 _STEP = 5
-"""Of how many places one is interrupted."""
+"""The handler interrupts one of this many lines."""
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def engine(database_url: str) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("opens", [False, True], ids=["a connection of the pool", "a new connection"])
-def test_enqueue_in_a_signal_handler_that_interrupts_enqueue(
+def test_a_signal_handler_enqueues_while_it_interrupts_an_enqueue(
     database_url: str, redis_url: str, engine: Engine, opens: bool
 ) -> None:
     app = Orchestrator(database_url=database_url, redis_url=redis_url)
@@ -56,7 +56,7 @@ def test_enqueue_in_a_signal_handler_that_interrupts_enqueue(
     before = signal.signal(signal.SIGUSR1, interrupt)
     target = 1
     try:
-        while interruptions == (target - 1) // _STEP:  # until no place is left
+        while interruptions == (target - 1) // _STEP:  # until every line was a target
             if opens:
                 backend_of(app).connections._links().engine.pool.dispose()
             places = 0
@@ -115,10 +115,10 @@ print(json.dumps(made))
         "psycopg2",
     ],
 )
-def test_enqueue_in_a_signal_handler_that_interrupts_the_first_enqueue(
+def test_a_signal_handler_enqueues_while_it_interrupts_the_first_enqueue(
     database_url: str, redis_url: str, engine: Engine, module: str
 ) -> None:
-    """Which loads what it needs, module by module."""
+    """The first enqueue imports what it needs, module by module."""
     program = [sys.executable, "-c", _FIRST, database_url, redis_url, module]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr

@@ -1,4 +1,4 @@
-"""Somebody can write to Redis, and has no key: nobody acts on what they write, and nobody counts it.
+"""An attacker can write to Redis, but has no signing key: forged messages have no effect and are not counted.
 
 The leader and its services are those of `stage.py`.
 """
@@ -53,7 +53,7 @@ THEIRS = Keys(signing=Signatures([b"c" * 32], required=True))
 
 @pytest.fixture
 def signed(engine: Engine, database_url: str, redis_url: str) -> Iterator[System]:
-    """Everything signs, and asks for signatures."""
+    """All messages are signed, and signatures required."""
     with fresh_system(engine, database_url, redis_url, signing_keys=SECRET) as system:
         yield system
 
@@ -63,12 +63,12 @@ def entries(system: System, stream: str) -> list[tuple[bytes, dict[Any, Any]]]:
     return list(found)
 
 
-def reasons(system: System) -> str:
+def quarantine_reasons(system: System) -> str:
     return " ".join(fields[b"error"].decode() for fields in system.quarantine())
 
 
 def forgeries(system: System, place: str, body: bytes) -> Iterator[bytes]:
-    """Unsigned, signed with another key, altered, and genuine but made for another place."""
+    """Yield messages unsigned, signed with another key, altered, and signed for another place."""
     yield body
     yield THEIRS.signing.sign(place, body)
     genuine = system.keys.signing.sign(place, body)
@@ -76,8 +76,8 @@ def forgeries(system: System, place: str, body: bytes) -> Iterator[bytes]:
     yield system.keys.signing.sign(f"{place}x", body)
 
 
-def works(system: System) -> None:
-    """Take a task from its enqueue to its end."""
+def run_task_to_success(system: System) -> None:
+    """Enqueue a task, and run it to success."""
     worker = system.workers[0] if system.workers else system.worker()
     handle = system.job.enqueue(1)
     system.pass_seconds()
@@ -86,14 +86,14 @@ def works(system: System) -> None:
     assert handle.status() == "success"
 
 
-def test_signed_work_is_done(signed: System) -> None:
-    works(signed)
+def test_signed_messages_run_a_task(signed: System) -> None:
+    run_task_to_success(signed)
     assert signed.quarantine() == []
     stream = signed.keys.events(signed.generation)
     assert all(fields[b"d"].startswith(b"\xc1") for _, fields in entries(signed, stream))
 
 
-def test_a_forged_report_counts_for_nothing(signed: System) -> None:
+def test_a_forged_report_is_ignored(signed: System) -> None:
     worker = signed.worker()
     (handle,) = signed.dispatch()
     (task,) = worker.take()
@@ -105,15 +105,15 @@ def test_a_forged_report_counts_for_nothing(signed: System) -> None:
     assert signed.states(handle) == ["dispatched"]
     assert len(signed.quarantine()) == 4
     for words in ("not signed", "not among signing_keys", "is invalid"):
-        assert words in reasons(signed)
+        assert words in quarantine_reasons(signed)
     worker.succeed(task)
     signed.pass_seconds()
     assert handle.result(0) == 1
 
 
-def test_a_forged_dispatch_is_run_by_nobody_and_nothing_waits_for_it(signed: System) -> None:
+def test_a_forged_dispatch_is_quarantined_and_blocks_nothing(signed: System) -> None:
     worker = signed.worker()
-    works(signed)
+    run_task_to_success(signed)
     stream = signed.keys.queue(signed.generation, "default")
     body = encode([Dispatch(ID, 1, "job", encode(((), {})), "default")])
     for forged in forgeries(signed, stream, body):
@@ -121,10 +121,10 @@ def test_a_forged_dispatch_is_run_by_nobody_and_nothing_waits_for_it(signed: Sys
     assert worker.take() == []
     assert len(signed.quarantine()) == 4
     assert signed.redis.xlen(stream) == 0
-    works(signed)
+    run_task_to_success(signed)
 
 
-def test_a_dispatch_that_was_altered_is_handed_out_again(signed: System) -> None:
+def test_an_altered_dispatch_is_dispatched_again(signed: System) -> None:
     worker = signed.worker()
     (handle,) = signed.dispatch()
     stream = signed.keys.queue(signed.generation, "default")
@@ -136,7 +136,7 @@ def test_a_dispatch_that_was_altered_is_handed_out_again(signed: System) -> None
     signed.tick_until(lambda: worker.succeed(*worker.take()) or handle.status() == "success")
 
 
-def test_a_forged_dispatch_does_not_hide_that_the_genuine_one_is_gone(signed: System) -> None:
+def test_a_forged_dispatch_does_not_hide_the_loss_of_the_genuine_one(signed: System) -> None:
     worker = signed.worker()
     (handle,) = signed.dispatch()
     stream = signed.keys.queue(signed.generation, "default")
@@ -148,7 +148,7 @@ def test_a_forged_dispatch_does_not_hide_that_the_genuine_one_is_gone(signed: Sy
     signed.tick_until(lambda: worker.succeed(*worker.take()) or handle.status() == "success")
 
 
-def test_a_dispatch_is_taken_once_by_a_process(signed: System) -> None:
+def test_a_process_accepts_a_dispatch_only_once(signed: System) -> None:
     worker = signed.worker()
     signed.dispatch()
     stream = signed.keys.queue(signed.generation, "default")
@@ -156,10 +156,10 @@ def test_a_dispatch_is_taken_once_by_a_process(signed: System) -> None:
     worker.succeed(*worker.take())
     signed.redis.xadd(stream, fields)
     assert worker.take() == []
-    assert "received before" in reasons(signed)
+    assert "received before" in quarantine_reasons(signed)
 
 
-def test_a_dispatch_to_one_worker_is_none_to_another(signed: System) -> None:
+def test_a_dispatch_is_valid_only_on_its_own_stream(signed: System) -> None:
     worker = signed.worker()
     signed.dispatch()
     worker.join()
@@ -167,10 +167,10 @@ def test_a_dispatch_to_one_worker_is_none_to_another(signed: System) -> None:
     ((_, fields),) = entries(signed, stream)
     signed.redis.xadd(signed.keys.queue(signed.generation, "@w1"), fields)
     assert len(worker.take()) == 1, "that of the queue"
-    assert "a different place" in reasons(signed)
+    assert "a different place" in quarantine_reasons(signed)
 
 
-def test_forged_and_repeated_orders_are_not_obeyed(signed: System) -> None:
+def test_forged_and_repeated_orders_are_ignored(signed: System) -> None:
     worker = signed.worker()
     worker.burst = True
     signed.pass_seconds()
@@ -183,10 +183,10 @@ def test_forged_and_repeated_orders_are_not_obeyed(signed: System) -> None:
         signed.redis.xadd(place, {"d": forged})
     assert worker.orders() == []
     assert len(signed.quarantine()) == 5
-    assert "received before" in reasons(signed)
+    assert "received before" in quarantine_reasons(signed)
 
 
-def test_an_order_of_long_ago_is_not_obeyed(signed: System) -> None:
+def test_an_outdated_order_is_ignored(signed: System) -> None:
     worker = signed.worker()
     place = signed.keys.orders("w1")
     kept = signed.keys.signing.sign(place, encode(Order(go_on=True)), 1)
@@ -194,10 +194,10 @@ def test_an_order_of_long_ago_is_not_obeyed(signed: System) -> None:
         worker.beat()
     signed.redis.xadd(place, {"d": kept})
     assert worker.orders() == []
-    assert "too old" in reasons(signed)
+    assert "too old" in quarantine_reasons(signed)
 
 
-def test_a_forged_heartbeat_is_nobodys(signed: System) -> None:
+def test_a_forged_heartbeat_is_ignored(signed: System) -> None:
     place = signed.keys.worker("stranger")
     beat = Heartbeat("stranger", "host", 1, ["default"], 10, names_digest(["job"]), "", 1.0, number=1)
     signed.redis.sadd(signed.keys.workers, "stranger")
@@ -206,15 +206,15 @@ def test_a_forged_heartbeat_is_nobodys(signed: System) -> None:
         signed.pass_seconds()
         assert "stranger" not in signed.scheduler.term.fleet.beats
     assert len(signed.quarantine()) == 4
-    works(signed)
+    run_task_to_success(signed)
 
 
-def test_forged_names_are_not_known(signed: System) -> None:
+def test_forged_task_names_are_ignored(signed: System) -> None:
     signed.redis.set(signed.keys.names("digest"), encode(["job"]))
     assert LeaderStreams(signed.redis, signed.keys).fleet.names("digest") is None
 
 
-def test_nobody_else_says_that_a_worker_has_ended_in_order(signed: System) -> None:
+def test_a_forged_deregistration_of_a_worker_is_ignored(signed: System) -> None:
     signed.pass_seconds()
     signed.redis.xadd(signed.keys.nudges, {"fleet": b"", "stopped": encode(["w1"])})
     leader = LeaderStreams(signed.redis, signed.keys)
@@ -224,7 +224,7 @@ def test_nobody_else_says_that_a_worker_has_ended_in_order(signed: System) -> No
     leader.close()
 
 
-def test_a_worker_keeps_its_reports_whatever_somebody_says_was_applied(signed: System) -> None:
+def test_a_worker_ignores_a_forged_confirmation_of_its_reports(signed: System) -> None:
     signed.pass_seconds()
     streams = WorkerStreams(signed.redis, signed.keys)
     applied = encode(Applied(signed.generation, "9-9"))
@@ -235,7 +235,7 @@ def test_a_worker_keeps_its_reports_whatever_somebody_says_was_applied(signed: S
     assert streams.flush(signed.generation, None, {}).applied == Applied(signed.generation, "9-9")
 
 
-def test_a_forged_page_of_a_history_is_shown_to_no_code(signed: System) -> None:
+def test_a_forged_history_page_is_rejected(signed: System) -> None:
     pages = Pages(signed.redis, signed.keys)
     page = encode(list[Event]())
     pages.write(ID, 1, 0, page)
@@ -249,7 +249,7 @@ def test_a_forged_page_of_a_history_is_shown_to_no_code(signed: System) -> None:
     assert len(signed.quarantine()) == 2
 
 
-def test_a_forged_key_holder_is_none(signed: System) -> None:
+def test_a_forged_key_holder_is_ignored(signed: System) -> None:
     streams = WorkerStreams(signed.redis, signed.keys)
     holder = KeyHolder(time_ordered_id(6, bytes(10)))
     signed.redis.set(signed.keys.key_holder(ID), encode(holder))
@@ -258,7 +258,7 @@ def test_a_forged_key_holder_is_none(signed: System) -> None:
     assert streams.key_holders([ID]) == {ID: holder}
 
 
-def test_what_a_task_never_said_is_not_shown(signed: System) -> None:
+def test_forged_log_lines_and_progress_are_not_shown(signed: System) -> None:
     lines, mark = encode([LogLine(1.0, 1, "info", "genuine")]), ProgressMark(1, 0.5)
     chunk = LogChunk(ID, 1, 0, None, "step", lines)
     journal.write(signed.redis, signed.keys, {ID: mark})
@@ -271,14 +271,14 @@ def test_what_a_task_never_said_is_not_shown(signed: System) -> None:
     assert journal.read_progress(signed.redis, signed.keys, ID) is None
 
 
-class Ear:
-    """Somebody who waits for the end of a task."""
+class EndListener:
+    """Records the announcements of a task's end."""
 
     def __init__(self, redis: Redis, keys: Keys, task: bytes) -> None:
         self.heard: list[Ended | None] = []
         self.rang = threading.Event()
         self.announcements = Announcements(redis, keys)
-        self.announcements.listen(task, self.wake)  # which waits for the subscription, but not for long
+        self.announcements.listen(task, self.wake)  # waits for the subscription, but only briefly
         eventually(lambda: redis.pubsub_numsub(keys.done(task))[0][1], "the subscription stands")
 
     def wake(self, ended: Ended | None) -> None:
@@ -286,14 +286,14 @@ class Ear:
         self.rang.set()
 
 
-def test_a_forged_end_is_told_to_nobody_and_an_old_one_is_looked_up(signed: System) -> None:
-    ear = Ear(connect(signed.settings.redis_url), signed.keys, ID)
+def test_a_forged_end_is_ignored_and_an_old_one_only_wakes_waiters(signed: System) -> None:
+    ear = EndListener(connect(signed.settings.redis_url), signed.keys, ID)
     channel = signed.keys.done(ID)
     end = Ended(ID, "success", ONE)
     sign = signed.keys.signing.sign
     for forged in forgeries(signed, channel, encode([end])):
         signed.redis.publish(channel, forged)
-    eventually(lambda: "refused" in reasons(signed), "it is set aside")
+    eventually(lambda: "refused" in quarantine_reasons(signed), "it is set aside")
     assert ear.heard == []
     signed.redis.publish(channel, sign(channel, encode([end]), int((time.time() - 100) * 1000)))
     signed.redis.publish(channel, sign(channel, encode([end]), int(time.time() * 1000)))
@@ -302,7 +302,7 @@ def test_a_forged_end_is_told_to_nobody_and_an_old_one_is_looked_up(signed: Syst
     ear.announcements.close()
 
 
-def test_refusals_are_counted_and_logged_now_and_then(signed: System, caplog: pytest.LogCaptureFixture) -> None:
+def test_rejected_messages_are_counted_but_seldom_logged(signed: System, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "orchestrator.signing"):
         for _ in range(100):
             with pytest.raises(Forged):
@@ -311,14 +311,14 @@ def test_refusals_are_counted_and_logged_now_and_then(signed: System, caplog: py
     assert len(caplog.records) == 1
 
 
-# -- how it is introduced, and how keys change
+# -- introduction of signing, and key rotation
 
 
 def keys(*secrets: str, signing: str = "require") -> Keys:
     return Keys.of(Settings(signing=signing, signing_keys=",".join(secrets)))
 
 
-def test_while_it_is_introduced_unsigned_messages_are_taken_and_forged_ones_are_not() -> None:
+def test_mode_sign_accepts_unsigned_messages_but_rejects_forged_ones() -> None:
     lenient = keys(SECRET, signing="sign").signing
     assert lenient.body("here", b"\x90") == b"\x90"
     assert keys(SECRET).signing.body("here", lenient.sign("here", b"\x90")) == b"\x90"
@@ -326,11 +326,11 @@ def test_while_it_is_introduced_unsigned_messages_are_taken_and_forged_ones_are_
         lenient.body("there", lenient.sign("here", b"\x90"))
 
 
-def test_a_process_without_keys_reads_what_is_signed() -> None:
+def test_a_process_without_keys_reads_signed_messages() -> None:
     assert PLAIN.signing.body("here", keys(SECRET).signing.sign("here", b"\x90")) == b"\x90"
 
 
-def test_a_rotated_key_is_believed_as_long_as_it_is_listed() -> None:
+def test_a_rotated_key_is_accepted_while_it_is_listed() -> None:
     old = keys(SECRET).signing.sign("here", b"\x90")
     assert keys(OTHER, SECRET).signing.body("here", old) == b"\x90"
     assert keys(SECRET, OTHER).signing.body("here", keys(OTHER, SECRET).signing.sign("here", b"\x90")) == b"\x90"
@@ -346,20 +346,20 @@ def test_keys_come_from_a_file(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("given", ["short", "AAAA", SECRET + ",!!"])
-def test_what_is_no_key_is_refused_and_not_shown(given: str) -> None:
+def test_an_invalid_key_is_rejected_and_not_shown(given: str) -> None:
     with pytest.raises(ConfigurationError, match="signing_keys") as refused:
         keys(given)
     assert given not in str(refused.value)
 
 
-def test_secrets_are_not_shown() -> None:
+def test_signing_keys_are_not_in_the_repr_of_settings() -> None:
     assert SECRET not in repr(Settings(signing_keys=SECRET))
 
 
-def test_waiting_for_a_result_works_signed(signed: System) -> None:
+def test_a_signed_announcement_carries_the_result(signed: System) -> None:
     worker = signed.worker()
     (handle,) = signed.dispatch()
-    heard = Ear(connect(signed.settings.redis_url), signed.keys, raw(handle))
+    heard = EndListener(connect(signed.settings.redis_url), signed.keys, raw(handle))
     worker.succeed(*worker.take())
     signed.pass_seconds()
     eventually(lambda: heard.heard, "its end is announced")

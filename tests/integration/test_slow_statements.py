@@ -1,4 +1,4 @@
-"""A statement that takes too long costs the part of the tick that it belongs to, and nobody else."""
+"""A statement that takes too long stops only the part of the tick that it belongs to."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from tests.integration.stage import KEYS, System
 from tests.waiting import eventually
 
 LEASE = 2.0
-"""Seconds; Postgres ends a statement after 0.4 of them, and one of a part that was late before after a tenth."""
+"""Seconds. Postgres cancels a statement after 0.4 s, and one of a part that was late before after 0.1 s."""
 KEYED = 300
 Lead = Callable[[], Scheduler]
 
 
 @pytest.fixture
 def slow_statements() -> list[str]:
-    """The names of the statements that took too long."""
+    """The names of the statements that timed out."""
     return []
 
 
 @pytest.fixture
 def lead(engine: Engine, system: System, slow_statements: list[str]) -> Iterator[Lead]:
-    """Return how to have a leader with a clock that goes; each call has a new one."""
+    """Return a function that starts a leader with a running clock; each call starts a new one."""
     with closing(connect(system.settings.redis_url)) as redis, ExitStack() as stack:
         settings = Settings(**{**vars(system.settings), "lease": LEASE})
 
@@ -53,7 +53,7 @@ def lead(engine: Engine, system: System, slow_statements: list[str]) -> Iterator
 
 @pytest.fixture
 def seconds_a_key(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Have Postgres really take so long over each key that the leader reads."""
+    """Let Postgres spend this many seconds on each key that the leader reads."""
     seconds: float = request.param
     head = "LIMIT %(limit)s) AS head"
     slowly = f"{head} CROSS JOIN LATERAL (SELECT pg_sleep({seconds}) AS slept WHERE head.lane IS NOT NULL) AS slow"
@@ -75,10 +75,10 @@ def dispatched(system: System) -> int:
 
 
 @pytest.mark.parametrize("seconds_a_key", [0.006], indirect=True)
-def test_a_part_that_took_too_long_does_less_and_then_more_again(
+def test_a_part_that_timed_out_does_less_work_and_then_more_again(
     system: System, lead: Lead, seconds_a_key: float, slow_statements: list[str]
 ) -> None:
-    """Every tick ran into its limit, of this leader and of the next one."""
+    """Every tick used to time out, of this leader and of the next one."""
     enqueue_keyed(system)
     system.worker(slots=KEYED)
     leader = lead()
@@ -87,19 +87,19 @@ def test_a_part_that_took_too_long_does_less_and_then_more_again(
     leader.tick()
     assert "lanes.after in 6" in (check_health(system.redis, KEYS).complaint or ""), "status names the statement"
 
-    def are_all_handed_out() -> bool:
+    def are_all_dispatched() -> bool:
         leader.tick()
         return dispatched(system) == KEYED
 
-    eventually(are_all_handed_out, "all are handed out")
+    eventually(are_all_dispatched, "all are handed out")
     assert leader._leadership.term == 2, "by the same leader, in one term"
 
 
 @pytest.mark.parametrize("seconds_a_key", [1.0], indirect=True)
-def test_a_part_that_cannot_do_one_row_in_time_is_left_out_and_all_others_go_on(
+def test_a_part_that_always_times_out_does_not_block_other_queues(
     system: System, lead: Lead, seconds_a_key: float, slow_statements: list[str]
 ) -> None:
-    """No queue moved."""
+    """No queue used to move."""
     enqueue_keyed(system)
     system.worker(slots=10)
     system.worker("w2", queue="other")
@@ -107,11 +107,11 @@ def test_a_part_that_cannot_do_one_row_in_time_is_left_out_and_all_others_go_on(
     for number in range(5):
         task = system.job.options(queue="other").enqueue(number)
 
-        def is_handed_out(task: Handle[int] = task) -> bool:
+        def is_dispatched(task: Handle[int] = task) -> bool:
             leader.tick()
             return system.row(task)["status"] == "dispatched"
 
-        eventually(is_handed_out, "it is handed out")
+        eventually(is_dispatched, "it is handed out")
     assert leader._leadership.term == 2
     assert 1 < len(slow_statements) < 5, "it is tried now and then"
     assert dispatched(system) == 0
@@ -119,10 +119,8 @@ def test_a_part_that_cannot_do_one_row_in_time_is_left_out_and_all_others_go_on(
 
 @pytest.mark.parametrize("seconds_a_key", [0.006], indirect=True)
 @pytest.mark.usefixtures("seconds_a_key")
-def test_the_log_of_every_leader_names_the_statement_that_was_slow(
-    system: System, lead: Lead, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A new leader knows nothing of what the one before has found."""
+def test_every_leader_logs_the_slow_statement(system: System, lead: Lead, caplog: pytest.LogCaptureFixture) -> None:
+    """A new leader does not know what the previous one has logged."""
     enqueue_keyed(system)
     system.worker(slots=KEYED)
     for _ in range(2):
@@ -133,9 +131,7 @@ def test_the_log_of_every_leader_names_the_statement_that_was_slow(
 
 @pytest.mark.parametrize("seconds_a_key", [0.006], indirect=True)
 @pytest.mark.usefixtures("seconds_a_key")
-def test_the_janitor_of_a_scheduler_process_takes_new_statistics_for_a_slow_statement(
-    system: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_janitor_analyzes_the_tables_of_a_slow_statement(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     enqueue_keyed(system)
     system.worker(slots=KEYED)
     analysed: list[str] = []
@@ -158,8 +154,8 @@ def test_the_janitor_of_a_scheduler_process_takes_new_statistics_for_a_slow_stat
     assert analysed == ["lanes.after in 6"]
 
 
-def test_statistics_that_are_wrong_are_taken_again(engine: Engine, system: System) -> None:
-    """A table was analysed while it was nearly empty, and has filled since; or a statement of it took too long."""
+def test_outdated_statistics_are_refreshed(engine: Engine, system: System) -> None:
+    """A table was analyzed while it was nearly empty, and has filled since; or one of its statements timed out."""
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("ALTER TABLE orchestrator.timers SET (autovacuum_enabled = off)")
         connection.exec_driver_sql("ANALYZE orchestrator.timers")
@@ -168,7 +164,7 @@ def test_statistics_that_are_wrong_are_taken_again(engine: Engine, system: Syste
             "SELECT gen_random_uuid(), gen_random_uuid(), now() FROM generate_series(1, 6000)"
         )
 
-        def known() -> int:
+        def count_in_statistics() -> int:
             return int(
                 connection.exec_driver_sql(
                     "SELECT reltuples FROM pg_class WHERE oid = 'orchestrator.timers'::regclass"
@@ -178,7 +174,7 @@ def test_statistics_that_are_wrong_are_taken_again(engine: Engine, system: Syste
         eventually(lambda: "timers" in throughput.misleading(connection), "Postgres has counted what was inserted")
         janitor = Janitor(engine.execution_options(isolation_level="AUTOCOMMIT"))
         janitor.start()
-        eventually(lambda: known() == 6000, "statistics are right")
+        eventually(lambda: count_in_statistics() == 6000, "statistics are right")
         bounds = connection.exec_driver_sql(
             "SELECT cardinality(histogram_bounds::text::uuid[]) FROM pg_stats "
             "WHERE (schemaname, tablename, attname) = ('orchestrator', 'timers', 'id')"
@@ -187,4 +183,4 @@ def test_statistics_that_are_wrong_are_taken_again(engine: Engine, system: Syste
         assert connection.exec_driver_sql("SHOW default_statistics_target").scalar_one() == "100"
         connection.exec_driver_sql("DELETE FROM orchestrator.timers WHERE ctid < '(1,1)'")
         janitor.analyse("expectations.fire_timers")
-        eventually(lambda: known() < 6000, "they are right again")
+        eventually(lambda: count_in_statistics() < 6000, "they are right again")

@@ -1,4 +1,4 @@
-"""How SQL is sent: names, values and rows; what is prepared, and the transactions that it begins and ends."""
+"""How SQL is sent: names, values and rows; prepared statements, and the transactions that they begin and end."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def connection(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Conne
         connection.exec_driver_sql("CREATE TEMPORARY TABLE numbers (number int PRIMARY KEY)")
         connection.commit()
         yield connection
-        connection.invalidate()  # and with it the table
+        connection.invalidate()  # drops the table, too
 
 
 # -- names
 
 
-def test_every_statement_of_the_product_has_a_name_of_its_own() -> None:
+def test_every_product_statement_has_a_unique_name() -> None:
     for module in pkgutil.walk_packages(store.__path__, "orchestrator.store."):
         importlib.import_module(module.name)
     for number in range(len(shared._ALWAYS), len(shared._TYPES) + 1):
-        shared._statement(tuple(shared._TYPES)[:number])  # which are made when they are needed
+        shared._statement(tuple(shared._TYPES)[:number])  # these are created on demand
     ours = {name: text for name, text in sql._sql_by_name.items() if not name.startswith("test.")}
     assert len(ours) > 200
     assert len(set(ours.values())) == len(ours)
@@ -57,8 +57,8 @@ def test_every_statement_of_the_product_has_a_name_of_its_own() -> None:
     assert max(map(len, ours)) < 63, "what Postgres would cut off"
 
 
-def test_nothing_goes_past_the_one_way_to_call_a_statement() -> None:
-    """But what is no statement of ours: settings of a session, migrations, the look at the schema, and tests' end."""
+def test_only_listed_files_execute_sql_directly() -> None:
+    """The listed files set up sessions, migrate, check the schema or clean up after tests, without named statements."""
     folder = Path(store.__path__[0])
     past = re.compile(r"connection\.(exec_driver_sql|execute)\(")
     found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if past.search(path.read_text())}
@@ -68,7 +68,7 @@ def test_nothing_goes_past_the_one_way_to_call_a_statement() -> None:
     }
 
 
-def test_a_statement_without_a_name_or_with_that_of_another_is_refused() -> None:
+def test_statements_without_a_unique_name_are_rejected() -> None:
     with pytest.raises(ValueError, match="needs a name"):
         Statement[int]("SELECT 1")
     with pytest.raises(ValueError, match=r"Two statements are named 'test\.add'"):
@@ -76,7 +76,9 @@ def test_a_statement_without_a_name_or_with_that_of_another_is_refused() -> None
 
 
 @pytest.mark.parametrize("kind", [Statement, Prepared])
-def test_its_name_is_seen_while_it_runs(engine: Engine, connection: Connection, kind: type[Statement[str]]) -> None:
+def test_a_running_statement_shows_its_name_in_pg_stat_activity(
+    engine: Engine, connection: Connection, kind: type[Statement[str]]
+) -> None:
     seen = kind[str](  # type: ignore[index]
         f"""
 SELECT /* test.seen.{kind.__name__} */ query FROM pg_stat_activity WHERE pid = pg_backend_pid()
@@ -86,15 +88,16 @@ SELECT /* test.seen.{kind.__name__} */ query FROM pg_stat_activity WHERE pid = p
 
 
 def test_the_name_of_a_prepared_statement_is_in_its_text(connection: Connection) -> None:
-    """Where `pg_stat_statements` takes it from; from Postgres 18 on, without what stands before the first word."""
+    """`pg_stat_statements` shows this text; from Postgres 18 on, without comments before the first word."""
     keep_prepared(connection)
     ADD(connection, number=1)
     known = connection.exec_driver_sql("SELECT statement FROM pg_prepared_statements WHERE name = 'test.add'")
     assert known.scalar_one().startswith('PREPARE "test.add" AS INSERT /* test.add */ INTO')
 
 
-def test_nothing_is_prepared_for_clients(engine: Engine) -> None:
-    """A pooler may give their next transaction another session, which knows it not, or has it of somebody else."""
+def test_a_client_prepares_no_statements(engine: Engine) -> None:
+    """A pooler may run the next transaction in another session, which lacks the statement, or has one of the same
+    name."""
     with engine.connect() as connection:
         assert Prepared[int]("SELECT /* test.pooled */ 1").one(connection) == 1
         names = connection.exec_driver_sql("SELECT name FROM pg_prepared_statements").scalars().all()
@@ -103,7 +106,7 @@ def test_nothing_is_prepared_for_clients(engine: Engine) -> None:
 
 @pytest.mark.parametrize("leads", [False, True])
 @pytest.mark.parametrize("lent", [False, True])
-def test_a_prepared_statement_is_about_the_namespace_of_its_connection(
+def test_a_prepared_statement_uses_the_namespace_of_its_connection(
     database_url: str, *, lent: bool, leads: bool
 ) -> None:
     engine = database.engine_for(database_url, namespace="orchestrator" if lent else "nobodys")
@@ -143,25 +146,25 @@ SOME = [
 ]
 
 
-def test_a_batch_arrives_as_it_was_and_its_rows_come_back_by_name(connection: Connection) -> None:
+def test_a_batch_round_trips_and_its_rows_have_named_fields(connection: Connection) -> None:
     same = Prepared[Thing](_SAME.format("prepared", THINGS))
     assert same(connection, THINGS(SOME)) == SOME
     assert same(connection, THINGS([])) == []
 
 
-def test_anyone_may_send_a_batch(connection: Connection) -> None:
+def test_unprepared_statements_accept_batches(connection: Connection) -> None:
     same = Statement[Row](_SAME.format("plain", THINGS))
     first, second, *_ = same(connection, THINGS(iter(SOME)))
     assert first.id == UUID(int=0)
     assert (second.word, bytes(second.data), second.at) == (SOME[1].word, SOME[1].data, NOW)
 
 
-def test_a_driver_of_another_kind_gets_the_parameters_in_its_own_way() -> None:
+def test_parameters_are_translated_for_other_drivers() -> None:
     found = Statement[int]("SELECT /* test.portable */ %(id)s::uuid, x::text FROM t WHERE %(id)s = %(name)s")
     assert str(found._portable) == "SELECT /* test.portable */ CAST(:id AS uuid), x::text FROM t WHERE :id = :name"
 
 
-def test_bytes_are_read_however_postgres_writes_them(connection: Connection) -> None:
+def test_bytes_are_read_in_every_bytea_output_format(connection: Connection) -> None:
     read = Prepared[bytes]("SELECT /* test.bytes */ data FROM unnest(%(data)s::bytea[]) AS t(data)")
     values = [b"", b"\x00\\'\xff", b"\\x41"]
     assert read(connection, data=values) == values
@@ -175,7 +178,7 @@ class View:
     a: int
 
 
-def test_rows_are_made_into_what_the_statement_is_of(connection: Connection) -> None:
+def test_rows_have_the_type_declared_by_the_statement(connection: Connection) -> None:
     columns = "1 AS a, 2 AS b"
     assert Statement[View](f"SELECT /* test.view */ {columns}").one(connection) == View(a=1, b=2)
     assert Prepared[Row](f"SELECT /* test.row */ {columns}").one(connection).b == 2
@@ -191,7 +194,7 @@ class Pair(NamedTuple):
     b: int
 
 
-def test_columns_in_another_order_than_the_fields_are_refused(connection: Connection) -> None:
+def test_columns_in_a_different_order_than_the_fields_are_rejected(connection: Connection) -> None:
     with pytest.raises(TypeError, match=r"'test\.pair' are Pair\('a', 'b'\); found the columns \['b', 'a'\]"):
         Prepared[Pair]("SELECT /* test.pair */ 2 AS b, 1 AS a")(connection)
 
@@ -220,7 +223,7 @@ def only(connection: Connection, most: int) -> int: ...
 def add(connection: Connection, number: int) -> None: ...
 
 
-def test_a_function_does_with_rows_what_its_type_says(connection: Connection) -> None:
+def test_a_statement_function_returns_its_annotated_type(connection: Connection) -> None:
     assert pairs(connection) == [Pair(1, 2), Pair(2, 3)]
     assert pairs(connection, 1) == pairs(connection, most=1) == [Pair(1, 2)]
     assert by_name(connection, most=2) == {"1": 1, "2": 2}
@@ -236,13 +239,13 @@ def test_a_function_does_with_rows_what_its_type_says(connection: Connection) ->
 
 
 def kill(engine: Engine, victim: Connection) -> None:
-    """Have Postgres end the session of a connection."""
+    """Let Postgres end the session of a connection."""
     pid = victim.connection.dbapi_connection.info.backend_pid  # type: ignore[union-attr]
     with engine.connect() as other:
         other.exec_driver_sql("SELECT pg_terminate_backend(%(pid)s, 10000)", {"pid": pid})
 
 
-def test_rows_come_back_and_what_was_not_committed_is_gone(connection: Connection) -> None:
+def test_committed_rows_are_returned_and_rolled_back_rows_are_gone(connection: Connection) -> None:
     assert ADD(connection, number=1) == [1]
     connection.commit()
     assert ADD(connection, number=2) == [2]
@@ -255,9 +258,9 @@ ALL = Prepared[int]("SELECT /* test.all */ number FROM numbers ORDER BY number")
 OTHERS = Statement[int]("SELECT /* test.others */ number FROM numbers ORDER BY number")
 
 
-def test_what_is_sent_later_goes_out_with_the_next_statement_in_its_order(connection: Connection) -> None:
+def test_deferred_statements_are_sent_in_order_with_the_next_statement(connection: Connection) -> None:
     ADD(connection, number=1)
-    ALL(connection)  # both are known to Postgres
+    ALL(connection)  # prepares both statements
     sent = statements_sent()
     ADD.defer(connection, number=3)
     ADD.defer(connection, number=2)
@@ -270,7 +273,7 @@ def test_what_is_sent_later_goes_out_with_the_next_statement_in_its_order(connec
     assert ALL(connection) == [1, 2, 3, 4]
 
 
-def test_what_is_sent_later_and_fails_takes_the_transaction_with_it(connection: Connection) -> None:
+def test_a_failed_deferred_statement_aborts_the_transaction(connection: Connection) -> None:
     ADD(connection, number=1)
     connection.commit()
     ADD.defer(connection, number=2)
@@ -281,7 +284,7 @@ def test_what_is_sent_later_and_fails_takes_the_transaction_with_it(connection: 
     assert ALL(connection) == [1], "nothing is sent again"
 
 
-def test_a_savepoint_holds_what_is_sent_later_in_it_and_nothing_from_before(connection: Connection) -> None:
+def test_a_savepoint_rolls_back_only_its_own_deferred_statements(connection: Connection) -> None:
     ADD.defer(connection, number=1)
     with pytest.raises(ZeroDivisionError), savepoint(connection):
         ADD.defer(connection, number=2)
@@ -292,7 +295,7 @@ def test_a_savepoint_holds_what_is_sent_later_in_it_and_nothing_from_before(conn
     assert ALL(connection) == [1, 3]
 
 
-def test_errors_are_those_of_sqlalchemy(connection: Connection) -> None:
+def test_errors_are_raised_as_sqlalchemy_errors(connection: Connection) -> None:
     ADD(connection, number=1)
     with pytest.raises(exc.IntegrityError, match="duplicate key") as caught:
         ADD(connection, number=1)
@@ -305,7 +308,7 @@ def test_errors_are_those_of_sqlalchemy(connection: Connection) -> None:
     assert not connection.invalidated
 
 
-def test_a_connection_that_broke_is_an_outage_and_is_not_used_again(engine: Engine, connection: Connection) -> None:
+def test_a_broken_connection_is_an_outage_and_is_replaced(engine: Engine, connection: Connection) -> None:
     ADD(connection, number=1)
     kill(engine, connection)
     with pytest.raises(exc.OperationalError) as caught:
@@ -345,7 +348,7 @@ def test_a_transaction_commits_with_its_cursor(leadership: Leadership) -> None:
     assert leadership.cursor() == Cursor("1-1", "5-0", "server")
 
 
-def test_a_transaction_that_fails_leaves_nothing_and_the_next_one_works(leadership: Leadership) -> None:
+def test_a_failed_transaction_changes_nothing_and_the_next_one_succeeds(leadership: Leadership) -> None:
     before = leadership.cursor()
     with pytest.raises(exc.IntegrityError), leadership.writing(0.0) as writing:
         ADD(writing.connection, number=1)
@@ -358,7 +361,7 @@ def test_a_transaction_that_fails_leaves_nothing_and_the_next_one_works(leadersh
     assert count(leadership) == 1
 
 
-def test_what_is_sent_later_is_committed_with_its_transaction_or_never_sent(leadership: Leadership) -> None:
+def test_deferred_statements_are_committed_with_their_transaction_or_not_sent(leadership: Leadership) -> None:
     with leadership.writing(0.0) as writing:
         ADD.defer(writing.connection, number=1)
     assert count(leadership) == 1
@@ -373,20 +376,20 @@ def test_what_is_sent_later_is_committed_with_its_transaction_or_never_sent(lead
     assert count(leadership) == 1
 
 
-def test_a_commit_that_is_refused_leaves_nothing(leadership: Leadership) -> None:
+def test_a_rejected_commit_changes_nothing(leadership: Leadership) -> None:
     with leadership.writing(0.0) as writing:
         deferred = "CREATE TEMPORARY TABLE checked (number int REFERENCES numbers DEFERRABLE INITIALLY DEFERRED)"
         send(writing.connection, deferred)
     before = leadership.cursor()
     with pytest.raises(exc.IntegrityError), leadership.writing(0.0) as writing:
         ADD(writing.connection, number=1)
-        send(writing.connection, "INSERT INTO checked VALUES (7)")  # which the commit finds out
+        send(writing.connection, "INSERT INTO checked VALUES (7)")  # the constraint is checked at commit
         writing.cursor = Cursor("1-1", "7-0", "server")
     assert count(leadership) == 0
     assert leadership.cursor() == before
 
 
-def test_what_waits_is_looked_at_only_when_it_is_asked_for(leadership: Leadership) -> None:
+def test_pending_work_is_read_only_on_request(leadership: Leadership) -> None:
     with leadership.writing(0.0) as writing:
         assert writing.pending_work is None
     with leadership.writing(0.0, with_pending_work=True) as writing:
@@ -395,7 +398,7 @@ def test_what_waits_is_looked_at_only_when_it_is_asked_for(leadership: Leadershi
 
 
 @pytest.mark.parametrize("renews", [False, True])
-def test_whoever_is_deposed_changes_nothing(engine: Engine, leadership: Leadership, renews: bool) -> None:
+def test_a_deposed_leader_changes_nothing(engine: Engine, leadership: Leadership, renews: bool) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE orchestrator.leases SET term = term + 1")
     reached = False
@@ -424,7 +427,7 @@ def test_a_transaction_may_begin_with_its_first_statement(leadership: Leadership
 
 
 @pytest.mark.parametrize("adds", [False, True])
-def test_one_that_begins_with_its_first_statement_changes_nothing_if_deposed(
+def test_a_transaction_begun_late_changes_nothing_after_deposition(
     engine: Engine, leadership: Leadership, adds: bool
 ) -> None:
     with engine.begin() as connection:
@@ -438,7 +441,7 @@ def test_one_that_begins_with_its_first_statement_changes_nothing_if_deposed(
     assert leadership.cursor() == before
 
 
-def test_after_the_session_is_killed_a_new_one_leads_on(engine: Engine, leadership: Leadership) -> None:
+def test_a_leader_continues_in_a_new_session_after_a_killed_one(engine: Engine, leadership: Leadership) -> None:
     with pytest.raises(exc.OperationalError), leadership.writing(0.0) as writing:
         kill(engine, writing.connection)
     leadership.disconnect()
@@ -455,7 +458,7 @@ def test_a_connection_that_was_closed_before_its_first_statement_is_an_outage(en
         assert connection.invalidated
 
 
-# -- by itself
+# -- single statements
 
 
 PID = Statement[int]("SELECT /* test.pid */ pg_backend_pid() AS pid")
@@ -468,7 +471,7 @@ def _is_open(engine: Engine, pid: int) -> bool:
 
 
 @pytest.mark.own_connections
-def test_single_statements_keep_one_connection_until_the_pool_is_closed(engine: Engine, database_url: str) -> None:
+def test_single_statements_share_one_connection_until_the_pool_is_disposed(engine: Engine, database_url: str) -> None:
     alone = database.engine_for(database_url, autocommit=True)
     (first,) = PID.run_on_engine(alone)
     assert PID.run_on_engine(alone) == [first]
@@ -489,7 +492,7 @@ def test_a_kept_connection_that_postgres_has_closed_is_replaced(engine: Engine, 
 
 
 @pytest.mark.own_connections
-def test_a_kept_connection_lets_no_transaction_stand_open(engine: Engine, database_url: str) -> None:
+def test_a_kept_connection_leaves_no_transaction_open(engine: Engine, database_url: str) -> None:
     alone = database.engine_for(database_url, autocommit=True)
     with pytest.raises(exc.DBAPIError):
         Statement[int]("SELECT /* test.divide */ 1 / 0 AS nothing").run_on_engine(alone)

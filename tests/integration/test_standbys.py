@@ -1,4 +1,4 @@
-"""Schedulers that stand by say so in Redis, as long as they do."""
+"""Standby schedulers announce themselves in Redis as long as they stand by."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def announce(system: System, name: str, ttl: float = 600.0) -> None:
     announcements.announce(system.redis, KEYS, name, Standby(address=f"{name}:1", since=SINCE), ttl)
 
 
-def test_a_scheduler_says_that_it_stands_by_until_it_leads_or_ends(system: System) -> None:
+def test_a_scheduler_announces_itself_until_it_leads_or_ends(system: System) -> None:
     leading = threading.Event()
     redis = connect(system.settings.redis_url)
     notice = StandbyNotice(redis, KEYS, leading, every=0.02, ttl=600.0)
@@ -51,7 +51,7 @@ def test_a_scheduler_says_that_it_stands_by_until_it_leads_or_ends(system: Syste
 
 
 def test_a_lease_that_no_standby_takes_is_offered_ever_less_often(system: System) -> None:
-    """Each offer ends the lease for a moment, and a standby that has just failed takes none."""
+    """Each offer ends the lease for a moment, and a standby that has just failed does not take over."""
     leading, redis = threading.Event(), connect(system.settings.redis_url)
     looks: list[bool] = []
     offers: list[int] = []
@@ -69,13 +69,13 @@ def test_a_lease_that_no_standby_takes_is_offered_ever_less_often(system: System
     redis.close()
 
 
-def test_one_that_does_not_say_so_any_more_is_forgotten(system: System) -> None:
+def test_a_standby_that_stops_announcing_expires(system: System) -> None:
     announce(system, "dies", ttl=30.0)
     announce(system, "lives")
     assert addresses(system) == ["dies:1", "lives:1"]
     left: Any = system.redis.pttl(KEYS.standby("dies"))
     assert 0 < left <= 30_000
-    system.redis.delete(KEYS.standby("dies"))  # as Redis does when that is over
+    system.redis.delete(KEYS.standby("dies"))  # as Redis does at its expiry
     assert addresses(system) == ["lives:1"]
     announce(system, "lives")
     assert system.redis.smembers(KEYS.standbys) == {b"lives"}
@@ -83,7 +83,7 @@ def test_one_that_does_not_say_so_any_more_is_forgotten(system: System) -> None:
     assert 0 < names <= 600_000, "nobody is left who could tidy up"
 
 
-def test_what_is_not_ours_is_no_standby_and_does_no_harm(system: System) -> None:
+def test_invalid_entries_of_standbys_are_ignored(system: System) -> None:
     announce(system, "lives")
     system.redis.sadd(KEYS.standbys, "strange", "wrong", b"\xff")
     system.redis.set(KEYS.standby("strange"), b"\xc1")
@@ -96,7 +96,7 @@ def status(system: System, in_empty_folder: Path) -> Callable[..., str]:
     return lambda *words: CliRunner().invoke(main, ["status", *words]).output
 
 
-def test_status_names_them_beside_the_leader(system: System, status: Callable[..., str]) -> None:
+def test_status_lists_the_standbys(system: System, status: Callable[..., str]) -> None:
     assert json.loads(status("--json"))["standbys"] == []
     assert "standbys" in status()
     announce(system, "second")

@@ -1,4 +1,4 @@
-"""Tasks that must not start twice: an attempt that may have begun is not delivered again, and any other is."""
+"""Tasks that must not start twice: an attempt that may have begun is not dispatched again, any other is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.integration.stage import System
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_what_a_worker_hands_back_is_delivered_again_if_it_has_not_begun(system: System, begun: bool) -> None:
+def test_a_returned_task_is_dispatched_again_only_if_it_has_not_begun(system: System, begun: bool) -> None:
     worker = system.worker("w1")
     handle: Handle[int] = system.job.options(on_loss="fail").enqueue(1)
     free: Handle[int] = system.job.enqueue(1)
@@ -31,11 +31,11 @@ def test_what_a_worker_hands_back_is_delivered_again_if_it_has_not_begun(system:
         assert handle.result(0) == 1
 
 
-def test_a_message_that_redis_has_lost_may_have_been_received(system: System) -> None:
+def test_a_lost_message_counts_as_possibly_received(system: System) -> None:
     worker = system.worker("w1")
     handle: Handle[int] = system.job.options(on_loss="fail").enqueue(1)
     system.tick()
-    with system.engine.begin() as connection:  # nobody asks for a task that was dispatched just now
+    with system.engine.begin() as connection:  # a task dispatched just now would not be checked
         connection.execute(text("UPDATE orchestrator.tasks SET dispatched_at = now() - interval '1 minute'"))
     system.redis.flushall()
     system.pass_seconds(60)
@@ -44,7 +44,7 @@ def test_a_message_that_redis_has_lost_may_have_been_received(system: System) ->
         handle.result(0)
 
 
-def test_failures_count_as_starts(system: System) -> None:
+def test_failed_attempts_count_as_starts(system: System) -> None:
     worker = system.worker("w1")
     handle: Handle[int] = system.job.options(retries=[0.0] * 9, max_starts=3).enqueue(1)
     for _ in range(3):
@@ -57,7 +57,7 @@ def test_failures_count_as_starts(system: System) -> None:
     assert (row["reason"], row["failures"]) == ("started too often", 3)
 
 
-def test_a_cancelled_task_can_be_retried_if_it_belongs_to_no_run(system: System) -> None:
+def test_a_cancelled_task_can_be_retried_unless_it_belongs_to_a_run(system: System) -> None:
     worker = system.worker("w1")
     handle: Handle[int] = system.job.enqueue(1)
     run = system.app.start_many(system.job, [(1,)])

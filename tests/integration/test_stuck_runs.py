@@ -1,4 +1,4 @@
-"""A run that cannot be planned is set aside; everybody else goes on, and it goes on when it can be."""
+"""A run that cannot be planned is set aside and does not block other work; it continues when it can be planned."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def counters(system: System, run: RunHandle[Any]) -> tuple[int, ...]:
 
 
 def work(system: System, worker: Worker, rounds: int = 10) -> None:
-    """Do whatever is handed out, until nothing is."""
+    """Complete all dispatched tasks, for some rounds."""
     for _ in range(rounds):
         system.pass_seconds()
         worker.succeed(*worker.take())
 
 
 def corrupt(system: System, run: RunHandle[Any]) -> bytes:
-    """Make what the planner remembers of a run unreadable, for a leader that has to read it; return what it was."""
+    """Make the stored plan of a run unreadable for a new leader; return the original."""
     before = row_of(system, run)["state"]
     system.sql("UPDATE orchestrator.runs SET state = '\\xc1' WHERE id = CAST(:id AS uuid)", id=run.id)
     system.lead()
@@ -72,7 +72,7 @@ def mend(system: System, run: RunHandle[Any], state: bytes) -> None:
 
 @pytest.fixture(params=["remembered", "too many"])
 def remembered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let runs that wait be remembered by the leader, or asked for."""
+    """Let the leader either cache waiting runs, or query them."""
     if request.param == "too many":
         monkeypatch.setattr("orchestrator.scheduler.runs.backlog._MAX_CACHED", 0)
 
@@ -88,7 +88,7 @@ def start(system: System) -> RunHandle[Any]:
 
 
 def in_the_middle(system: System, worker: Worker) -> tuple[RunHandle[Any], list[Dispatch]]:
-    """Start a run, and return it with the three tasks of its fan-out."""
+    """Start a run; return it with the three tasks of its fan-out."""
     run = start(system)
     system.pass_seconds(2)
     worker.succeed(*worker.take())
@@ -99,7 +99,7 @@ def in_the_middle(system: System, worker: Worker) -> tuple[RunHandle[Any], list[
 
 
 @pytest.mark.usefixtures("remembered")
-def test_a_run_that_cannot_be_planned_stops_nobody_else(system: System, worker: Worker) -> None:
+def test_an_unplannable_run_does_not_block_other_runs(system: System, worker: Worker) -> None:
     poisoned, healthy = start(system), start(system)
     system.pass_seconds(2)
     tasks = worker.take()
@@ -123,7 +123,7 @@ def test_a_run_that_cannot_be_planned_stops_nobody_else(system: System, worker: 
 
 
 @pytest.mark.usefixtures("remembered")
-def test_what_happens_while_a_run_is_stuck_is_counted_when_it_is_freed(system: System, worker: Worker) -> None:
+def test_events_of_a_stuck_run_are_counted_when_it_is_freed(system: System, worker: Worker) -> None:
     poisoned, each = in_the_middle(system, worker)
     state = corrupt(system, poisoned)
     worker.succeed(each[0])
@@ -145,10 +145,10 @@ def test_what_happens_while_a_run_is_stuck_is_counted_when_it_is_freed(system: S
     assert counters(system, poisoned) == (5, 0, 5, 0, 0, 0)
 
 
-def test_what_waits_for_a_run_that_is_stuck_again_keeps_its_order(
+def test_pending_changes_of_a_repeatedly_stuck_run_keep_their_order(
     system: System, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.runs.backlog._QUEUE_BATCH", 1)  # as much as is taken of a large run
+    monkeypatch.setattr("orchestrator.scheduler.runs.backlog._QUEUE_BATCH", 1)  # changes taken at once
     poisoned, (first, *others) = in_the_middle(system, worker)
     state = corrupt(system, poisoned)
     worker.fail(first, retryable=False)
@@ -157,7 +157,7 @@ def test_what_waits_for_a_run_that_is_stuck_again_keeps_its_order(
     system.pass_seconds(2)
     worker.succeed(*worker.take())
     system.pass_seconds(2)
-    for _ in range(2):  # in vain
+    for _ in range(2):  # without effect
         poisoned.retry()
         system.pass_seconds(3)
         assert row_of(system, poisoned)["stuck"] is not None
@@ -187,7 +187,7 @@ def test_a_stuck_run_can_be_cancelled(system: System, worker: Worker) -> None:
     assert system.count("untold") == 0
 
 
-def test_a_stuck_run_that_cannot_even_be_ended_keeps_no_other_from_being_cancelled(
+def test_a_stuck_run_that_cannot_end_does_not_block_other_cancels(
     system: System, worker: Worker, monkeypatch: Any
 ) -> None:
     run, each = in_the_middle(system, worker)
@@ -211,15 +211,16 @@ def test_a_stuck_run_that_cannot_even_be_ended_keeps_no_other_from_being_cancell
         work(system, worker)
         assert row_of(system, other)["status"] == "cancelled"
         assert row_of(system, run)["stuck"]["kind"] == "ZeroDivisionError"
-        assert len(tries) == 2  # with others, and alone
+        assert len(tries) == 2  # in the batch, and alone
     run.retry()
     work(system, worker)
     assert row_of(system, run)["status"] == "cancelled"
 
 
 @pytest.mark.usefixtures("remembered")
-def test_a_stuck_run_is_cancelled_with_what_it_started(system: System, worker: Worker) -> None:
-    """A child that ends with it is counted once, although that is found out while the run is being ended."""
+def test_a_stuck_run_is_cancelled_with_its_children(system: System, worker: Worker) -> None:
+    """A child that ends with its parent is counted once, although its end is noticed while the parent is being
+    ended."""
     steps = (Step(name="own", task="job"), Step(name="child", workflow="chain"))
     system.app.workflows.apply(Definition(name="parent", steps=steps))
     poisoned = system.app.workflows["parent"].start()
@@ -238,9 +239,7 @@ def test_a_stuck_run_is_cancelled_with_what_it_started(system: System, worker: W
 
 
 @pytest.mark.parametrize("is_mended", [False, True])
-def test_a_run_that_was_stuck_when_its_time_was_up_can_be_retried(
-    system: System, worker: Worker, is_mended: bool
-) -> None:
+def test_a_run_that_timed_out_while_stuck_can_be_retried(system: System, worker: Worker, is_mended: bool) -> None:
     system.app.workflows.apply(msgspec.structs.replace(CHAIN, name="limited", timeout=60.0))
     poisoned = system.app.workflows["limited"].start()
     system.pass_seconds(2)
@@ -270,7 +269,7 @@ def test_a_run_that_was_stuck_when_its_time_was_up_can_be_retried(
     assert system.count("untold") == 0
 
 
-def test_runs_whose_definition_cannot_be_read_do_not_keep_others_from_beginning(system: System, worker: Worker) -> None:
+def test_runs_with_an_unreadable_definition_do_not_block_new_runs(system: System, worker: Worker) -> None:
     system.app.workflows.apply(Definition(name="broken", steps=CHAIN.steps))
     poisoned, healthy = system.app.workflows["broken"].start(), start(system)
     (whole,) = system.sql("SELECT definition::text AS text FROM orchestrator.workflows WHERE name = 'broken'")
@@ -287,10 +286,10 @@ def test_runs_whose_definition_cannot_be_read_do_not_keep_others_from_beginning(
 
 
 @pytest.mark.parametrize("how", ["cancelled with its parent", "waits for itself"])
-def test_what_cannot_follow_the_end_of_a_run_that_never_began_stops_nobody(
+def test_a_failing_follow_up_of_a_run_that_never_began_blocks_nothing(
     system: System, worker: Worker, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Whatever goes wrong with it: here, what no check foresees."""
+    """The error stands for any that no check foresees."""
     original = Triggers.runs_ended
 
     def runs_ended(self: Triggers, tx: Any, ended: Any) -> None:
@@ -318,8 +317,8 @@ def test_what_cannot_follow_the_end_of_a_run_that_never_began_stops_nobody(
 
 @pytest.mark.usefixtures("in_empty_folder")
 @pytest.mark.parametrize(("unreadable", "kind"), [("plan", "DecodeError"), ("definition", "ValidationError")])
-def test_people_are_told_which_run_is_stuck_and_why(system: System, worker: Worker, unreadable: str, kind: str) -> None:
-    def said(*words: str) -> str:
+def test_commands_show_which_run_is_stuck_and_why(system: System, worker: Worker, unreadable: str, kind: str) -> None:
+    def output_of(*words: str) -> str:
         return " ".join(CliRunner().invoke(main, words).output.split())
 
     system.app.workflows.apply(Definition(name="told", steps=CHAIN.steps))
@@ -333,17 +332,17 @@ def test_people_are_told_which_run_is_stuck_and_why(system: System, worker: Work
         worker.succeed(*tasks)
     system.pass_seconds(3)
     try:
-        shown = said("runs", "show", poisoned.id)
+        shown = output_of("runs", "show", poisoned.id)
         assert f"stuck {kind}: " in shown, shown
         assert f": orchestrator runs retry {poisoned.id}" in shown
-        assert json.loads(said("runs", "show", poisoned.id, "--json"))["stuck"]["kind"] == kind
-        assert poisoned.id[:8] in said("runs", "list", "--stuck")
-        assert f"1 run cannot continue; the newest: {poisoned.id}: {kind}: " in said("status")
+        assert json.loads(output_of("runs", "show", poisoned.id, "--json"))["stuck"]["kind"] == kind
+        assert poisoned.id[:8] in output_of("runs", "list", "--stuck")
+        assert f"1 run cannot continue; the newest: {poisoned.id}: {kind}: " in output_of("status")
     finally:
         system.sql("DELETE FROM orchestrator.workflows WHERE name = 'told'")
 
 
-def test_a_stuck_child_is_not_the_fault_of_its_parent(system: System, worker: Worker) -> None:
+def test_a_stuck_child_does_not_make_its_parent_stuck(system: System, worker: Worker) -> None:
     system.app.workflows.apply(Definition(name="parent", steps=(Step(name="child", workflow="chain"),)))
     parent, other = system.app.workflows["parent"].start(), start(system)
     system.pass_seconds(3)
@@ -361,7 +360,7 @@ def test_a_stuck_child_is_not_the_fault_of_its_parent(system: System, worker: Wo
     assert parent.progress().status == "success"
 
 
-def test_the_next_release_tries_stuck_runs_again(system: System, worker: Worker, monkeypatch: Any) -> None:
+def test_a_new_release_retries_stuck_runs(system: System, worker: Worker, monkeypatch: Any) -> None:
     poisoned = start(system)
     system.pass_seconds(2)
     tasks = worker.take()
@@ -385,10 +384,10 @@ def test_a_run_that_is_neither_failed_nor_stuck_is_not_retried(system: System, w
         start(system).retry()
 
 
-# -- single parts
+# -- other defects
 
 
-def test_an_item_that_does_not_fit_fails_its_step_and_makes_no_children(system: System, worker: Worker) -> None:
+def test_an_invalid_item_fails_its_step_and_creates_no_children(system: System, worker: Worker) -> None:
     child = Definition(name="child", params={"n": Param(type="integer")}, steps=(Step(name="a", task="job"),))
     parent = Definition(
         name="parent",
@@ -405,7 +404,7 @@ def test_an_item_that_does_not_fit_fails_its_step_and_makes_no_children(system: 
 
 
 @pytest.mark.parametrize("number", [1e20, 1e16, 1e300, -1.5e18, 12345678901234567, 2**63, 0.1])
-def test_numbers_stay_what_they_are(system: System, worker: Worker, number: float) -> None:
+def test_numbers_keep_their_value_and_type(system: System, worker: Worker, number: float) -> None:
     definition = Definition(
         name="hooked",
         params={"number": Param(type="number")},
@@ -458,7 +457,7 @@ def test_a_cancel_that_is_rolled_back_stops_no_worker(system: System) -> None:
     assert system.row(task.id)["status"] == "success"
 
 
-def test_a_history_that_cannot_be_read_stops_no_other_code(system: System) -> None:
+def test_an_unreadable_history_does_not_block_other_code(system: System) -> None:
     job = system.job
 
     @system.app.workflow(name="patient")
@@ -475,7 +474,7 @@ def test_a_history_that_cannot_be_read_stops_no_other_code(system: System) -> No
     assert "cannot be sent" in row_of(system, poisoned.id)["stuck"]["message"]
 
 
-def test_a_request_that_cannot_be_applied_is_set_aside_and_answered(system: System) -> None:
+def test_an_inapplicable_request_is_quarantined_and_answered(system: System) -> None:
     @system.app.workflow(name="asked")
     async def asked(ctx: WorkflowContext) -> None:
         await ctx.sleep(1_000)
@@ -497,8 +496,8 @@ def test_a_request_that_cannot_be_applied_is_set_aside_and_answered(system: Syst
     assert answer["error"]["kind"] == "CannotBeApplied"
 
 
-def test_a_schedule_that_cannot_be_fired_stops_no_other(system: System, worker: Worker, monkeypatch: Any) -> None:
-    """Whatever goes wrong with it: here, what no check foresees."""
+def test_a_failing_schedule_does_not_block_other_schedules(system: System, worker: Worker, monkeypatch: Any) -> None:
+    """The error stands for any that no check foresees."""
     system.app.workflows.apply(Definition(name="broken", steps=CHAIN.steps))
     for name in ("broken", "chain"):
         system.app.schedules.set(name, cron="* * * * *")

@@ -1,4 +1,4 @@
-"""A task's way, tick by tick: from enqueue to result, in batches, and as the fleet has room."""
+"""The life of a task, tick by tick: from enqueue to result, in batches, and within the fleet's slots."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from orchestrator.transport.keys import GROUP
 from tests.integration.stage import KEYS, ONE, System, raw
 from tests.waiting import eventually
 
-# -- the straight line
+# -- a successful task
 
 
-def test_from_enqueue_to_result(system: System) -> None:
+def test_a_task_passes_all_states_from_enqueue_to_result(system: System) -> None:
     worker = system.worker()
     handle = system.job.options(timeout=9).enqueue(7)
     assert handle.status() == "pending"
@@ -36,7 +36,7 @@ def test_from_enqueue_to_result(system: System) -> None:
     system.tick()
     row = system.row(handle)
     assert (row["status"], row["worker"]) == ("running", "w1")
-    assert system.messages() == [(task.id, 1)]  # kept until the report is accepted
+    assert system.messages() == [(task.id, 1)]  # kept until the report is applied
     worker.succeed(task)
     system.tick()
     assert handle.result(0) == 1
@@ -46,7 +46,7 @@ def test_from_enqueue_to_result(system: System) -> None:
     assert system.count("tasks") == 0
 
 
-def test_what_is_applied_is_recorded_published_and_trimmed(system: System) -> None:
+def test_an_applied_report_is_recorded_published_and_trimmed(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
     pubsub = system.redis.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
@@ -60,13 +60,13 @@ def test_what_is_applied_is_recorded_published_and_trimmed(system: System) -> No
     assert system.redis.xlen(KEYS.events(system.generation)) == 0
     heard: dict[str, bytes] = {}
 
-    def hear() -> bool:
+    def receive() -> bool:
         message = pubsub.get_message()
         if message is not None:
             heard[message["channel"].decode()] = message["data"]
         return len(heard) == 2
 
-    eventually(hear, "the announcements")
+    eventually(receive, "the announcements")
     pubsub.close()
     assert decode(Applied, heard[KEYS.applied]) == Applied(system.generation, receipt.entry)
     assert decode(list[Ended], heard[KEYS.done(raw(handle))]) == [Ended(raw(handle), "success", ONE)]
@@ -83,7 +83,7 @@ def test_a_task_that_ends_between_two_ticks_keeps_its_duration(system: System) -
 
 
 def test_a_nudge_between_two_reads_is_not_missed(system: System) -> None:
-    """No second has passed, so it is the nudge alone that has a new leader look for new runs."""
+    """No second has passed, so only the nudge makes a new leader look for new runs."""
     system.pass_seconds()
     system.lead()
     system.pass_seconds()
@@ -92,7 +92,7 @@ def test_a_nudge_between_two_reads_is_not_missed(system: System) -> None:
     assert run.progress().status == "running"
 
 
-def test_a_write_whose_nudge_was_lost_is_found(system: System) -> None:
+def test_a_task_whose_nudge_was_lost_is_found(system: System) -> None:
     system.worker()
     new = NewTask(time_ordered_id(1, os.urandom(10)), "job", "default", b"\x92\x90\x80")
     with system.engine.begin() as connection:
@@ -101,7 +101,7 @@ def test_a_write_whose_nudge_was_lost_is_found(system: System) -> None:
     assert system.row(new.id)["status"] == "dispatched"
 
 
-def test_without_a_worker_nothing_is_dispatched(system: System) -> None:
+def test_nothing_is_dispatched_without_a_worker_of_the_queue(system: System) -> None:
     handle = system.job.enqueue()
     elsewhere = system.worker(queue="elsewhere")
     system.pass_seconds(3)
@@ -109,7 +109,7 @@ def test_without_a_worker_nothing_is_dispatched(system: System) -> None:
     assert elsewhere.take() == []
 
 
-def test_no_more_is_dispatched_than_there_are_slots(system: System) -> None:
+def test_dispatches_do_not_exceed_the_free_slots(system: System) -> None:
     worker = system.worker(slots=3)
     handles = [system.job.enqueue(number) for number in range(10)]
     system.pass_seconds(2)
@@ -129,7 +129,7 @@ def test_a_delayed_task_waits_in_postgres(system: System) -> None:
     assert handle.status() == "dispatched"
 
 
-def test_the_fleet_is_mirrored_for_people(system: System) -> None:
+def test_the_workers_table_shows_the_state_of_the_fleet(system: System) -> None:
     worker = system.worker(slots=4)
     second = system.worker("w2", knows=["job", "other"])
     system.pass_seconds()
@@ -148,7 +148,7 @@ def test_the_fleet_is_mirrored_for_people(system: System) -> None:
 # -- batches
 
 
-def test_many_events_are_applied_in_bounded_batches_and_all_at_a_look(engine: Engine, system: System) -> None:
+def test_reports_are_applied_in_batches_and_completely_by_a_full_check(engine: Engine, system: System) -> None:
     worker = system.worker(slots=60)
     handles = system.dispatch(60)
     tasks = worker.take()
@@ -168,7 +168,7 @@ def test_many_events_are_applied_in_bounded_batches_and_all_at_a_look(engine: En
     small.close()
 
 
-def test_the_group_of_workers_divides_the_work(system: System) -> None:
+def test_workers_of_a_queue_share_its_messages(system: System) -> None:
     one, two = system.worker("one"), system.worker("two")
     handles = system.dispatch(20)
     stream = KEYS.queue(system.generation, "default")

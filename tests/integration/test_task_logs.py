@@ -1,4 +1,4 @@
-"""What tasks said, from a worker's words to what people read, on a real Postgres and a real Redis."""
+"""Log lines of tasks, from a worker to readers, on a real Postgres and a real Redis."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def keeping(system: System) -> LogKeeping:
     return LogKeeping(engine, system.redis, Keys(), threading.Event())
 
 
-def speaking(system: System, task: bytes, *texts: str, run: bytes | None = None, attempt: int = 1) -> Job:
-    """Have a worker send lines of an attempt."""
+def send_lines(system: System, task: bytes, *texts: str, run: bytes | None = None, attempt: int = 1) -> Job:
+    """Send log lines of an attempt, like a worker."""
     words = Journal(system.redis, Keys())
-    words._started = True  # nobody writes meanwhile
+    words._started = True  # no background writer
     dispatch = Dispatch(task, attempt, "job", b"\x92\x90\x80", "default", None, run_id=run)
     job = Job(dispatch, Bundle("g", "default", "1-0", 1), 0, 0.0)
     for text in texts:
@@ -53,8 +53,8 @@ def speaking(system: System, task: bytes, *texts: str, run: bytes | None = None,
 def test_lines_are_stored_and_read_in_order_by_attempt(system: System) -> None:
     handle = system.job.enqueue()
     assert handle.logs() == []
-    speaking(system, raw(handle), "a", "b")
-    speaking(system, raw(handle), "c", attempt=2)
+    send_lines(system, raw(handle), "a", "b")
+    send_lines(system, raw(handle), "c", attempt=2)
     assert keeping(system).store() == 2
     assert [(line.text, line.attempt, line.level, line.source, line.task, line.step) for line in handle.logs()] == [
         ("a", 1, "info", "stdout", handle.id, "job"),
@@ -65,9 +65,11 @@ def test_lines_are_stored_and_read_in_order_by_attempt(system: System) -> None:
     assert system.redis.xlen(Keys().logs) == 0
 
 
-def test_what_was_stored_when_the_leader_died_is_stored_once(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_stored_once_when_the_leader_dies_after_storing_them(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handle = system.job.enqueue()
-    speaking(system, raw(handle), "a", "b")
+    send_lines(system, raw(handle), "a", "b")
 
     def die(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -81,10 +83,10 @@ def test_what_was_stored_when_the_leader_died_is_stored_once(system: System, mon
     assert system.redis.xlen(Keys().logs) == 0
 
 
-def test_pages_go_on_where_the_last_one_ended(system: System) -> None:
+def test_a_page_continues_after_the_last_line_read(system: System) -> None:
     handle = system.job.enqueue()
     for number in range(3):
-        speaking(system, raw(handle), f"{number} a", f"{number} b", attempt=number + 1)
+        send_lines(system, raw(handle), f"{number} a", f"{number} b", attempt=number + 1)
     keeping(system).store()
     tasks = system.app._client.backend.tasks
     everything = tasks.log(raw(handle)).lines
@@ -93,7 +95,7 @@ def test_pages_go_on_where_the_last_one_ended(system: System) -> None:
         assert tasks.log(raw(handle), line.entry).lines == everything[place + 1 :]
 
 
-def test_whoever_follows_is_woken(system: System) -> None:
+def test_a_reader_that_follows_a_task_is_woken_by_new_lines(system: System) -> None:
     handle, other = system.job.enqueue(), system.job.enqueue()
     found: list[str] = []
 
@@ -104,20 +106,20 @@ def test_whoever_follows_is_woken(system: System) -> None:
     thread = threading.Thread(target=follow)
     thread.start()
     eventually(lambda: system.redis.info("clients")["blocked_clients"], "somebody waits for lines")
-    speaking(system, raw(other), "not this one")
+    send_lines(system, raw(other), "not this one")
     keeping(system).store()
-    speaking(system, raw(handle), "hello")
+    send_lines(system, raw(handle), "hello")
     keeping(system).store()
     thread.join(90)
     assert found == ["hello"]
 
 
-def test_a_run_has_the_lines_of_its_tasks(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_of_a_run_contains_the_lines_of_its_tasks(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     run = system.app.start_many(system.job, [1, 2])
     mine = UUID(run.id).bytes
     tasks = [row["id"] for row in system.sql("SELECT id FROM orchestrator.tasks ORDER BY position")]
     for number, task in enumerate(tasks):
-        speaking(system, UUID(str(task)).bytes, f"said {number}", run=mine)
+        send_lines(system, UUID(str(task)).bytes, f"said {number}", run=mine)
     keeping(system).store()
     assert [line.text for line in run.logs()] == ["said 0", "said 1"]
     monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
@@ -127,15 +129,13 @@ def test_a_run_has_the_lines_of_its_tasks(system: System, monkeypatch: pytest.Mo
     assert CliRunner().invoke(main, ["runs", "logs", run.id, "--last", "1"]).stdout.endswith("job info     said 1\n")
 
 
-def test_the_api_shows_pages_the_last_lines_and_those_of_an_attempt(
-    system: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_api_returns_pages_last_lines_and_single_attempts(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "PAGE", 2)
     run = system.app.start_many(system.job, [1])
     (row,) = system.sql("SELECT id FROM orchestrator.tasks")
     task = UUID(str(row["id"]))
     for attempt in (1, 2, 3):
-        speaking(system, task.bytes, f"{attempt} a", f"{attempt} b", attempt=attempt, run=UUID(run.id).bytes)
+        send_lines(system, task.bytes, f"{attempt} a", f"{attempt} b", attempt=attempt, run=UUID(run.id).bytes)
     keeping(system).store()
     server = ApiClient(system.settings)
 
@@ -157,7 +157,7 @@ def test_the_api_shows_pages_the_last_lines_and_those_of_an_attempt(
     assert [line["text"] for line in read(f"tasks/{task}/logs?attempt=2")["lines"]] == ["2 a", "2 b"]
 
 
-def test_each_attempt_has_a_heading_where_there_are_several(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_have_headings_if_a_task_has_several(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
     monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
     monkeypatch.setattr(terminal, "_WAIT", 0.05)
@@ -168,7 +168,7 @@ def test_each_attempt_has_a_heading_where_there_are_several(system: System, monk
         done = CliRunner().invoke(main, ["tasks", "logs", handle.id, *options])
         return f"{done.exit_code} {done.stdout}{done.stderr}".replace("22:13:20 info     ", "")
 
-    speaking(system, raw(handle), "a", "b")
+    send_lines(system, raw(handle), "a", "b")
     keeping(system).store()
     assert show() == "0 a\nb\n"
     assert "has had 1 attempt: there is no attempt 2" in show("--attempt", "2")
@@ -176,7 +176,7 @@ def test_each_attempt_has_a_heading_where_there_are_several(system: System, monk
     system.pass_seconds(2)
     worker.succeed(*worker.take())
     system.pass_seconds(2)
-    speaking(system, raw(handle), "c", "d", attempt=2)
+    send_lines(system, raw(handle), "c", "d", attempt=2)
     keeping(system).store()
     late = encode([LogLine(1_700_000_000.0, 1, "info", "last words", "stdout")])
     with system.engine.begin() as connection:
@@ -191,12 +191,12 @@ def test_each_attempt_has_a_heading_where_there_are_several(system: System, monk
     assert "has had 2 attempts: there is no attempt 3" in show("--attempt", "3", "--follow")
 
 
-def test_who_follows_an_attempt_stops_where_that_has_ended(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_an_attempt_stops_at_its_end(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
     monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
     worker = system.worker()
     (handle,) = system.dispatch(retries=Retry(max=1, base=600.0, jitter=0))
-    speaking(system, raw(handle), "a")
+    send_lines(system, raw(handle), "a")
     keeping(system).store()
     worker.fail(*worker.take())
     system.pass_seconds(2)
@@ -205,10 +205,10 @@ def test_who_follows_an_attempt_stops_where_that_has_ended(system: System, monke
     assert (done.exit_code, done.stdout) == (0, "22:13:20 info     a\n")
 
 
-def test_lines_are_forgotten_with_time_and_with_their_tasks(system: System) -> None:
+def test_old_lines_and_lines_of_pruned_tasks_are_deleted(system: System) -> None:
     old, ended, kept = system.job.enqueue(), system.job.enqueue(), system.job.enqueue()
     for handle in (old, ended, kept):
-        speaking(system, raw(handle), "word")
+        send_lines(system, raw(handle), "word")
         keeping(system).store()
     system.sql(
         "UPDATE orchestrator.task_logs SET stored_at = now() - interval '8 days' WHERE task_id = CAST(:id AS uuid)",
@@ -229,7 +229,7 @@ def test_lines_are_forgotten_with_time_and_with_their_tasks(system: System) -> N
     assert system.count("task_logs") == 1
 
 
-def test_a_page_says_where_lines_were_dropped(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_shows_where_lines_were_dropped(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     task = raw(system.job.enqueue(1))
     gap = LogLine(1_700_000_000.0, 1, "warning", "7 lines (14 bytes) were dropped here: too fast", "dropped")
     around = [LogLine(1_700_000_000.0, 1, "info", text, "stdout") for text in ("before", "after", "last")]

@@ -1,7 +1,7 @@
-"""`TaskTest` does with random programs what the real leader and a worker's runner do: the same becomes of each task.
+"""`TaskTest` and the real leader, with a worker's runner, lead random programs to the same outcomes.
 
-Both are told the same, and time moves in both by the same steps, of which each is much longer than a test takes. Tasks
-without unique keys run at even moves and those with keys at odd ones, so that it is certain who has a key when.
+Both get the same input, and time moves in both by the same steps, each much longer than a test takes. Tasks without
+unique keys run at even moves and tasks with keys at odd ones, so that the holder of a key is certain at any time.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from tests.integration.stage import System, Worker, fresh_system
 
 """Programs that are played at once."""
 MOVE = 1_000.0
-"""Seconds that the clock moves at a time."""
+"""Seconds that each move advances the clock."""
 MOVES = 12
 
 Script = dict[str, Any]
 
 
 def scripts(random: random.Random, seed: int) -> list[Script]:
-    """Return the calls with which a program begins."""
+    """Return the initial calls of a program."""
     count = iter(range(1_000))
     keyed = {key: script(random, f"{seed}.{key}", [], {}, depth=0) for key in ("k1", "k2", "k3")}
     return [script(random, str(seed), count, keyed, depth=2) for _ in range(random.randint(1, 3))]
 
 
 def script(random: random.Random, label: str, count: Any, keyed: Mapping[str, Script], depth: int) -> Script:
-    """Return what a task does, and how it is enqueued."""
+    """Return what a task does and how it is enqueued."""
     number = next(count, None) if depth or count else None
     retries = random.randint(0, 3)
     children = random.randint(0, 3) if depth and keyed else 0
@@ -81,14 +81,15 @@ def script(random: random.Random, label: str, count: Any, keyed: Mapping[str, Sc
 def child(random: random.Random, label: str, count: Any, keyed: Mapping[str, Script], depth: int) -> Script:
     if random.random() < 0.4:
         key = random.choice(list(keyed))
-        # One for all that have the key: who of two comes first in a moment is not certain, and must make no difference.
+        # One scope for all calls with a key: which of two simultaneous calls is first is not certain, and must not
+        # matter.
         scope = keyed[key].setdefault("scope", random.choice(["pending", "running", "once", 100 * MOVE]))
         return keyed[key] | {"how": "enqueue", "key": f"{label}.{key}", "scope": scope, "delay": 1, "expires": None}
     return script(random, label, count, keyed, depth)
 
 
 class Program:
-    """The tasks of all programs, in one of the two worlds."""
+    """The tasks of all programs, in one of the two systems."""
 
     def __init__(self, app: Orchestrator) -> None:
         self.app = app
@@ -134,7 +135,7 @@ class Program:
         return [task.enqueue(script)]
 
     def compose(self, script: Script) -> Composition[Any]:
-        """Return calls that follow each other, of which the first does what the script says."""
+        """Return a composition whose first call does what the script says."""
         plain = script | {"expires": None, "follow": False, "delay": 0, "keep": True}
         first = self.optioned(plain, {}).si(script)
         second = self.act.si(script | {"label": f"{script['label']}.second", "first": [], "then": [], "fails": 1})
@@ -172,19 +173,19 @@ def echo(number: int) -> int:
 
 
 Became = Counter[tuple[Any, ...]]
-"""What became of tasks: name, label, state, attempts, failures, and the result or the error."""
+"""Outcomes of tasks: name, label, state, attempts, failures, and the result or the error."""
 
 
 def became(name: str, payload: bytes, state: str, attempt: int, failures: int, result: Any, error: Any) -> Any:
     (given,), *_ = decode_call(payload)
     label = given["label"] if name == "act" else str(given)
-    if name == "failed":  # how long it has waited is not the same
+    if name == "failed":  # it says how long it has waited, which differs
         label = given["kind"] if given["kind"] == "TaskExpired" else given["message"]
     return name, label, state, attempt, failures, result, error
 
 
 class Memory:
-    """The world of `TaskTest`."""
+    """The system of `TaskTest`."""
 
     def __init__(self) -> None:
         self.app = Orchestrator(Settings())
@@ -209,7 +210,7 @@ class Memory:
 
 
 class Real:
-    """The real leader, and a real worker's runner."""
+    """The system with the real leader and a real worker's runner."""
 
     def __init__(self, system: System) -> None:
         self.system = system
@@ -235,7 +236,7 @@ class Real:
     def page(self, job: Job, number: int) -> bytes | None:  # noqa: ARG002
         return None
 
-    # -- the world
+    # -- time and outcomes
 
     def settle(self) -> None:
         idle = 0
@@ -276,14 +277,14 @@ class Real:
 
 
 def play(world: Memory | Real, first: int, number: int) -> Became:
-    """Play programs; return what became of their tasks, and what the program was told."""
+    """Play programs; return the outcomes of their tasks and of the programs' own calls."""
     told: Became = Counter()
     handles: list[tuple[int, Handle[Any]]] = []
     for seed in range(first, first + number):
         for one in scripts(random.Random(seed), seed):
             handles += [(seed, handle) for handle in world.program.enqueue(one | {"inside": False})]
     again = random.Random(first)
-    for seed in range(first, first + number):  # who comes second to a key
+    for seed in range(first, first + number):  # the second call with a key
         key = {"label": f"{seed}.key", "key": f"{seed}.key", "scope": "running", "delay": 1, "how": "enqueue"}
         plain = script(again, f"{seed}.key", None, {}, 0) | key
         world.program.enqueue(plain, priority=0)
@@ -323,5 +324,7 @@ def agree(engine: Any, database_url: str, redis_url: str, first: int, number: in
 
 
 @in_batches("TASK_PROGRAMS", 4000)
-def test_random_programs(engine: Any, database_url: str, redis_url: str, first: int, number: int) -> None:
+def test_random_programs_have_the_same_outcomes_in_both(
+    engine: Any, database_url: str, redis_url: str, first: int, number: int
+) -> None:
     agree(engine, database_url, redis_url, first, number)

@@ -1,4 +1,4 @@
-"""A task that a tick creates and could claim at once is created as claimed: pending → dispatched is no second write."""
+"""A task that a tick creates and could claim at once is inserted as dispatched, which saves a second write."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def open_tasks(system: System) -> list[tuple[str, int]]:
 
 
 def begin(system: System, worker: Worker) -> Sequence[Dispatch]:
-    """Start a chain of two; return its first task, after a claim that has left nothing."""
+    """Start a chain of two tasks; return the first, which the last claim has taken."""
     chain([system.job.si(number) for number in range(2)]).start()
     system.settle()
     taken = worker.take()
@@ -26,10 +26,10 @@ def begin(system: System, worker: Worker) -> Sequence[Dispatch]:
     return taken
 
 
-def test_the_next_step_is_created_with_its_first_attempt(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_step_is_created_as_dispatched(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = system.worker()
     worker.succeed(*begin(system, worker))
-    monkeypatch.delattr(claims, "claim")  # nothing is claimed after it was created
+    monkeypatch.delattr(claims, "claim")  # the test fails if the tick claims afterwards
     system.tick()
     assert open_tasks(system) == [("dispatched", 1)]
     (task,) = worker.take()
@@ -37,7 +37,7 @@ def test_the_next_step_is_created_with_its_first_attempt(system: System, monkeyp
     assert system.scheduler.term.dispatcher.in_flight == 1
 
 
-def test_its_attempt_is_numbered_above_the_fence(system: System) -> None:
+def test_the_attempt_of_a_created_task_is_above_the_fence(system: System) -> None:
     worker = system.worker()
     taken = begin(system, worker)
     system.sql("UPDATE orchestrator.leases SET fence = 1000 RETURNING 1")
@@ -57,7 +57,7 @@ def test_the_next_step_of_a_paused_queue_is_pending(system: System) -> None:
     assert worker.take() == []
 
 
-def test_others_that_became_ready_unheard_are_claimed_beside_it(system: System) -> None:
+def test_other_ready_tasks_are_claimed_in_the_same_tick(system: System) -> None:
     worker = system.worker()
     taken = begin(system, worker)
     system.job.enqueue(7)

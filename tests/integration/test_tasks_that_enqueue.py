@@ -19,7 +19,7 @@ def child_of(task: Dispatch, number: int, **changes: Any) -> NewTask:
     return NewTask(**{"id": identifier, "name": "job", "queue": "default", "payload": b"\x92\x90\x80", **changes})
 
 
-def test_what_a_task_enqueues_is_applied_once(system: System) -> None:
+def test_tasks_enqueued_by_a_task_are_created_once(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
     (task,) = worker.take()
@@ -27,21 +27,21 @@ def test_what_a_task_enqueues_is_applied_once(system: System) -> None:
     worker.report(children)
     worker.report(children)  # in one batch
     system.tick()
-    worker.report(children)  # and in another
+    worker.report(children)  # in another batch
     system.tick()
     assert system.count("tasks") == 3
     assert system.row(children.tasks[0].id)["priority"] == 5
     worker.succeed(task, *worker.take())
     system.tick()
     assert (system.count("tasks"), system.count("ended_tasks")) == (0, 3)
-    worker.report(children)  # and after they have ended
+    worker.report(children)  # after the children have ended
     system.pass_seconds(2)
     assert (system.count("tasks"), system.count("ended_tasks")) == (0, 3)
     assert handle.status() == "success"
     assert system.quarantine() == []
 
 
-def test_what_a_task_enqueued_stays_although_it_failed(system: System) -> None:
+def test_tasks_enqueued_by_a_task_stay_when_it_fails(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
     (task,) = worker.take()
@@ -52,7 +52,7 @@ def test_what_a_task_enqueued_stays_although_it_failed(system: System) -> None:
     assert system.row(child.id)["status"] == "dispatched"
 
 
-def test_on_success_comes_only_with_the_success_that_counts(system: System) -> None:
+def test_on_success_children_start_only_with_the_current_attempt(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
     (first,) = worker.take()
@@ -61,7 +61,7 @@ def test_on_success_comes_only_with_the_success_that_counts(system: System) -> N
     (second,) = worker.take()
     assert second.attempt == 2
     early, late = child_of(first, 1), child_of(second, 1)
-    worker.report(Succeeded(first.id, 1, 0.1, ONE, [early]))  # too late: another attempt is current
+    worker.report(Succeeded(first.id, 1, 0.1, ONE, [early]))  # late: another attempt is current
     system.tick()
     assert handle.status() == "dispatched"
     assert system.count("tasks") == 1
@@ -72,7 +72,7 @@ def test_on_success_comes_only_with_the_success_that_counts(system: System) -> N
     assert [row["id"].bytes for row in system.sql("SELECT id FROM orchestrator.tasks")] == [late.id]
 
 
-def test_on_success_of_a_cancelled_task_never_comes(system: System) -> None:
+def test_a_late_success_of_a_cancelled_task_creates_no_children(system: System) -> None:
     worker = system.worker()
     (handle,) = system.dispatch()
     (task,) = worker.take()
@@ -83,8 +83,8 @@ def test_on_success_of_a_cancelled_task_never_comes(system: System) -> None:
     assert (handle.status(), system.count("tasks")) == ("cancelled", 0)
 
 
-def test_a_success_that_came_with_the_cancel_counts_with_all_that_it_brings(system: System) -> None:
-    """In one tick, reports are applied before requests."""
+def test_a_success_reported_with_the_cancel_counts_with_its_children(system: System) -> None:
+    """Within a tick, reports are applied before requests."""
     worker = system.worker()
     (handle,) = system.dispatch()
     (task,) = worker.take()
@@ -107,8 +107,8 @@ def test_a_child_with_a_delay_waits(system: System) -> None:
 
 
 @pytest.mark.parametrize("what", ["a retry", "a child", "a child on success"])
-def test_what_becomes_due_within_the_second_needs_no_look(system: System, what: str) -> None:
-    """The leader wakes for a short delay in time, although no second has passed and nobody has nudged it."""
+def test_tasks_due_within_a_second_are_dispatched_in_time(system: System, what: str) -> None:
+    """The leader wakes for a short delay, although no second has passed and no nudge has arrived."""
     worker = system.worker()
     system.dispatch(retries=Retry(max=1, base=0.02, jitter=0))
     (task,) = worker.take()

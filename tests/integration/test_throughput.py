@@ -1,4 +1,4 @@
-"""What ended in the last hour: written down by the leader every ten seconds, and read at once."""
+"""Ended tasks of the last hour: the leader writes counts every ten seconds, and readers see them at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.test_rolled_back import rolled_back
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each tick is in ten seconds of its own."""
+    """Give each tick a bucket of its own."""
     monkeypatch.setattr(throughput, "BUCKET", timedelta(milliseconds=1))
 
 
@@ -28,12 +28,12 @@ def written(engine: Engine) -> list[Throughput]:
         return throughput.read(connection, datetime.now(UTC) - timedelta(hours=1))
 
 
-def test_a_bucket_begins_at_ten_seconds() -> None:
+def test_buckets_start_every_ten_seconds() -> None:
     assert throughput.bucket_of(datetime(2026, 1, 1, 0, 0, 19, 999_999, UTC)) == datetime(2026, 1, 1, 0, 0, 10, 0, UTC)
 
 
 @pytest.mark.usefixtures("short")
-def test_what_ends_is_written_down_once_and_counted_at_once(system: System, engine: Engine) -> None:
+def test_ended_tasks_are_counted_at_once_and_written_once(system: System, engine: Engine) -> None:
     worker = system.worker(slots=10)
     system.settle()
     system.dispatch(6, retries=3)
@@ -60,7 +60,7 @@ def test_what_ends_is_written_down_once_and_counted_at_once(system: System, engi
         assert (found.ended_last_minute["success"], found.ended_last_hour["success"]) == (5, 5), "and none twice"
 
 
-def test_the_queue_latency_is_that_of_first_attempts(system: System) -> None:
+def test_the_queue_latency_counts_only_first_attempts(system: System) -> None:
     worker = system.worker()
     system.settle()
     (handle,) = system.dispatch()
@@ -75,7 +75,7 @@ def test_the_queue_latency_is_that_of_first_attempts(system: System) -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_what_was_rolled_back_is_written_with_the_next(
+def test_rolled_back_counts_are_written_by_the_next_tick(
     system: System, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = system.worker()
@@ -92,7 +92,7 @@ def test_what_was_rolled_back_is_written_with_the_next(
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("killed", [1, 2], ids=["once", "twice in a row"])
-def test_what_a_dead_leader_had_not_written_is_counted_by_the_next(
+def test_unwritten_counts_of_a_dead_leader_are_added_by_the_next(
     system: System, engine: Engine, monkeypatch: pytest.MonkeyPatch, killed: int
 ) -> None:
     worker = system.worker(slots=20)
@@ -104,12 +104,12 @@ def test_what_a_dead_leader_had_not_written_is_counted_by_the_next(
     assert sum(row.success for row in written(engine)) == 1
     worker.succeed(second)
     worker.fail(rest.pop(), retryable=False)
-    system.tick()  # counted, and not written
+    system.tick()  # counted, but not written
     for _ in range(killed):
         system.expire_lease()
         system.lead()
         with rolled_back(monkeypatch):
-            system.tick()  # which counts as well, and once
+            system.tick()  # counted as well, but only once
         worker.succeed(rest.pop())
         system.tick()
         with engine.connect() as connection:
@@ -123,13 +123,13 @@ def test_what_a_dead_leader_had_not_written_is_counted_by_the_next(
     assert (found["success"], found["failed"]) == (7, 1)
 
 
-def test_nothing_is_written_while_nothing_happens(system: System, engine: Engine) -> None:
+def test_an_idle_leader_writes_no_counts(system: System, engine: Engine) -> None:
     system.settle()
     system.tick(3)
     assert written(engine) == []
 
 
-def test_what_is_old_is_forgotten(system: System, engine: Engine) -> None:
+def test_old_counts_are_deleted(system: System, engine: Engine) -> None:
     row = {"queue": "a", "waits": [1], "runs": [2]} | dict.fromkeys(
         ("success", "failed", "cancelled", "skipped", "dispatched", "retried", "lost"), 1
     )
@@ -144,7 +144,7 @@ def test_what_is_old_is_forgotten(system: System, engine: Engine) -> None:
         connection.rollback()
 
 
-def test_minutes_that_are_over_are_read_once(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_past_minutes_are_read_once(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     api, reads = Api(system.settings), []
     read = throughput.minutes
     monkeypatch.setattr(throughput, "minutes", lambda *given: (reads.append(given[-1]), read(*given))[1])
@@ -158,7 +158,7 @@ def test_minutes_that_are_over_are_read_once(system: System, monkeypatch: pytest
         api.close()
 
 
-def test_an_hour_is_whole_although_most_of_it_was_read_before(system: System, engine: Engine) -> None:
+def test_an_hour_is_complete_although_most_minutes_are_cached(system: System, engine: Engine) -> None:
     api = Api(system.settings)
 
     def add(minutes: int, success: int) -> None:

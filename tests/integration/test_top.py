@@ -1,4 +1,4 @@
-"""`orchestrator top` in a terminal of its own: a real process on a real pty, looked at as a person would."""
+"""`orchestrator top` as a process in a real pseudoterminal, whose screen is read as a user would see it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOVE = re.compile(r"\x1b\[(\d+);1H|\x1b\[2J|\x1b\[J")
 
 
 class Terminal:
-    """A terminal with a program in it, and what stands on its screen."""
+    """A terminal that runs a program, with the content of its screen."""
 
     def __init__(self, environment: dict[str, str], *arguments: str, width: int = 80, height: int = 24) -> None:
         self._ours, self._theirs = pty.openpty()
@@ -63,7 +63,7 @@ class Terminal:
         os.write(self._ours, text.encode())
 
     def lines(self) -> list[str]:
-        """Return the screen as it stands, by what was written so far."""
+        """Return the lines of the screen, according to the output so far."""
         rows: dict[int, str] = {}
         places = list(_MOVE.finditer(self.written))
         for place, after in zip_longest(places, places[1:]):
@@ -90,7 +90,7 @@ class Terminal:
 
     @property
     def is_given_back(self) -> bool:
-        """Say whether the terminal is as it was, with its own screen and its cursor."""
+        """Return whether the terminal has its former attributes, main screen and cursor."""
         closed = self.written.rfind("\x1b[?1049l") > self.written.rfind("\x1b[?1049h")
         return termios.tcgetattr(self._theirs) == self.before and closed and "\x1b[?25h" in self.written[-60:]
 
@@ -107,7 +107,7 @@ def environment(system: System) -> dict[str, str]:
 
 @pytest.fixture
 def busy(system: System) -> System:
-    """A worker with three tasks, one that has failed, and a queue that nobody serves."""
+    """A system with three running tasks, a failed one, and a queue without a worker."""
     worker = system.worker(slots=10)
     system.settle()
     system.dispatch(5)
@@ -129,7 +129,7 @@ def opened(environment: dict[str, str], *arguments: str, **size: int) -> Iterato
         terminal.close()
 
 
-def test_it_shows_what_happens_and_goes_with_the_size(busy: System, environment: dict[str, str]) -> None:
+def test_top_shows_current_work_and_follows_the_terminal_size(busy: System, environment: dict[str, str]) -> None:
     with opened(environment, "--interval", "0.2") as terminal:
         terminal.await_words("orchestrator top", "leader ", "default", "alone", "1 Running 3", "No worker serves alone")
         eventually(lambda: [len(line) for line in terminal.lines()] == [80] * 24, "the screen is full")
@@ -147,7 +147,7 @@ def test_it_shows_what_happens_and_goes_with_the_size(busy: System, environment:
         eventually(lambda: terminal.is_given_back, "the terminal is given back")
 
 
-def test_a_queue_is_paused_and_a_task_cancelled_after_a_question(busy: System, environment: dict[str, str]) -> None:
+def test_top_pauses_queues_and_cancels_tasks_after_confirmation(busy: System, environment: dict[str, str]) -> None:
     with opened(environment, "--interval", "0.2", "--filter", "alone") as terminal:
         terminal.await_words("alone", "filter: alone")
         terminal.type("p")
@@ -166,7 +166,7 @@ def test_a_queue_is_paused_and_a_task_cancelled_after_a_question(busy: System, e
 
 
 @pytest.mark.parametrize("how", ["ctrl-c", "SIGTERM", "SIGHUP"])
-def test_the_terminal_is_given_back_however_it_ends(busy: System, environment: dict[str, str], how: str) -> None:
+def test_the_terminal_is_restored_however_top_ends(busy: System, environment: dict[str, str], how: str) -> None:
     with opened(environment) as terminal:
         terminal.await_words("orchestrator top", "default")
         if how == "ctrl-c":
@@ -178,12 +178,12 @@ def test_the_terminal_is_given_back_however_it_ends(busy: System, environment: d
         assert "Traceback" not in terminal.written
 
 
-def test_little_is_written_where_little_changes(busy: System, environment: dict[str, str]) -> None:
+def test_small_changes_write_little_to_the_terminal(busy: System, environment: dict[str, str]) -> None:
     with opened(environment, "--interval", "0.2") as terminal:
         terminal.await_words("orchestrator top", "default")
         before = len(terminal.written)
         written = eventually(lambda: drawn_often(terminal.written[before:]), "it was drawn ten times")
-        assert len(written) / written.count(_DRAWN) < 1_500  # a whole screen has about 4,000 characters
+        assert len(written) / written.count(_DRAWN) < 1_500  # a full screen takes about 4,000 characters
         assert "\x1b[2J" not in written
 
 
@@ -191,14 +191,14 @@ def drawn_often(written: str) -> str:
     return written if written.count(_DRAWN) > 10 else ""
 
 
-def test_it_is_told_once_or_as_json_for_scripts(busy: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_prints_one_report_or_json_for_scripts(busy: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", busy.settings.database_url)
     monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", busy.settings.redis_url)
     shown = CliRunner().invoke(main, ["top", "--once"])
     assert shown.exit_code == 0, shown.output
     assert "No worker serves alone" in shown.output
     assert "\x1b" not in shown.output
-    busy.pass_seconds()  # of a worker that is silent for long, nothing is counted
+    busy.pass_seconds()  # a worker that was silent for long would not be counted
     document = json.loads(CliRunner().invoke(main, ["top", "--json"]).output)
     assert {queue["queue"]: queue["ready"] for queue in document["queues"]} == {"default": 0, "alone": 1}
     assert [task["status"] for task in document["running"]] == ["running"] * 3
@@ -206,7 +206,7 @@ def test_it_is_told_once_or_as_json_for_scripts(busy: System, monkeypatch: pytes
     assert document["load"]["live_workers"] == 1
 
 
-def test_what_is_wrong_at_the_start_is_told_as_always(environment: dict[str, str]) -> None:
+def test_an_error_at_the_start_is_printed_without_a_screen(environment: dict[str, str]) -> None:
     environment = environment | {"ORCHESTRATOR_DATABASE_URL": "postgresql://127.0.0.1:1/nowhere"}
     with opened(environment) as terminal:
         assert terminal.process.wait(60) == 1
@@ -214,7 +214,7 @@ def test_what_is_wrong_at_the_start_is_told_as_always(environment: dict[str, str
         assert "\x1b[?1049h" not in terminal.written
 
 
-def test_what_is_secret_is_not_shown_of_an_opened_task_or_run(
+def test_secrets_of_an_opened_task_or_run_are_redacted(
     busy: System, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_REDACT", "password")
@@ -228,7 +228,7 @@ def test_what_is_secret_is_not_shown_of_an_opened_task_or_run(
     assert "-secret" not in shown
 
 
-def test_failures_that_somebody_knows_of_come_last_or_not_at_all(busy: System, engine: Engine) -> None:
+def test_acknowledged_failures_are_marked_and_snoozed_ones_hidden(busy: System, engine: Engine) -> None:
     def shown() -> list[str]:
         with engine.connect() as connection:
             return [group.state for group in recent_failures(connection)]
@@ -247,7 +247,7 @@ def test_failures_that_somebody_knows_of_come_last_or_not_at_all(busy: System, e
     assert shown() == []
 
 
-def test_the_text_of_an_error_that_is_sealed_is_opened(busy: System, engine: Engine) -> None:
+def test_an_encrypted_error_message_is_decrypted(busy: System, engine: Engine) -> None:
     vault = vault_of(Settings(data_keys=f"top:{base64.b64encode(bytes(32)).decode()}"))
     assert vault is not None
     message = "the bank has refused " + 20 * "and refused "

@@ -1,4 +1,4 @@
-"""Every transition of both tables can be made in Postgres, and none outside them."""
+"""Postgres makes every transition of the state tables of tasks and runs, and no others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def shared_connection(database_url: str) -> Iterator[Connection]:
 
 @pytest.fixture
 def connection(shared_connection: Connection) -> Iterator[Connection]:
-    """A transaction that leaves nothing behind."""
+    """A transaction that is rolled back after the test."""
     with shared_connection.begin() as transaction:
         yield shared_connection
         transaction.rollback()
@@ -69,7 +69,7 @@ def new_id() -> bytes:
 
 
 class Row(NamedTuple):
-    """A task, in whichever table it stands."""
+    """A task's row, in `tasks` or in `ended_tasks`."""
 
     table: str
     columns: dict[str, Any]
@@ -84,7 +84,7 @@ class Row(NamedTuple):
 
 
 def row(connection: Connection, task: bytes) -> Row:
-    """Return the task's row; it is in exactly one of the two tables."""
+    """Return the task's row, which is in exactly one of the two tables."""
     found = [
         Row(table, dict(mapping))
         for table in ("tasks", "ended_tasks")
@@ -99,7 +99,7 @@ def row(connection: Connection, task: bytes) -> Row:
 
 
 def put(connection: Connection, state: TaskState = T.PENDING, *, run: bytes | None = None, position: int = 0) -> bytes:
-    """Create a task and bring it to a state; its queue is its own, so that a claim takes no other."""
+    """Create a task in a state; it has its own queue, so that a claim takes no other task."""
     task = new_id()
     new = NewTask(task, "job", task.hex(), b"payload", 7, 0.0, '{"timeout":1.5}', run, position if run else None)
     if run is None:
@@ -128,7 +128,7 @@ def claim(connection: Connection, task: bytes) -> list[Claimed]:
 
 
 class Move(NamedTuple):
-    """A store function, where it leads, and from which states it is meant to work."""
+    """A store function with its target state, and the states from which it is allowed."""
 
     call: Callable[[Connection, bytes, int], Any]
     target: TaskState
@@ -180,13 +180,15 @@ MOVES = {
 BY_ATTEMPT = ("start", "requeue", "succeed", "fail the attempt", "cancel the attempt")
 
 
-def test_the_functions_make_the_transitions_of_the_table_and_no_others() -> None:
+def test_task_functions_cover_exactly_the_allowed_transitions() -> None:
     assert {(source, move.target) for move in MOVES.values() for source in move.sources} == TASK_PAIRS
 
 
 @pytest.mark.parametrize("name", MOVES)
 @pytest.mark.parametrize("state", TaskState)
-def test_every_function_from_every_state(connection: Connection, state: TaskState, name: str) -> None:
+def test_task_functions_move_tasks_only_from_allowed_states(
+    connection: Connection, state: TaskState, name: str
+) -> None:
     task = put(connection, state)
     move = MOVES[name]
     before = row(connection, task)
@@ -201,8 +203,8 @@ def test_every_function_from_every_state(connection: Connection, state: TaskStat
 
 
 @pytest.mark.parametrize("name", ["requeue", "succeed", "fail the attempt", "fail", "cancel", "skip", "revive"])
-def test_what_a_function_returns_is_what_it_moved(connection: Connection, name: str) -> None:
-    """Counters and announcements derive from these rows alone."""
+def test_a_function_returns_the_tasks_that_it_moved(connection: Connection, name: str) -> None:
+    """Counters and announcements are derived only from these rows."""
     move = MOVES[name]
     for source in move.sources:
         task = put(connection, source)
@@ -216,7 +218,9 @@ def test_what_a_function_returns_is_what_it_moved(connection: Connection, name: 
 @pytest.mark.parametrize("wrong", [-1, 1, 1000])
 @pytest.mark.parametrize("name", BY_ATTEMPT)
 @pytest.mark.parametrize("state", IN_FLIGHT_STATES)
-def test_another_attempt_changes_nothing(connection: Connection, state: TaskState, name: str, wrong: int) -> None:
+def test_a_report_of_another_attempt_changes_nothing(
+    connection: Connection, state: TaskState, name: str, wrong: int
+) -> None:
     task = put(connection, state)
     before = row(connection, task)
     assert not MOVES[name].call(connection, task, before.attempt + wrong)
@@ -225,7 +229,7 @@ def test_another_attempt_changes_nothing(connection: Connection, state: TaskStat
 
 @pytest.mark.parametrize("name", BY_ATTEMPT)
 def test_a_late_report_changes_nothing(connection: Connection, name: str) -> None:
-    """Of an attempt that was given up: while the task waits, while it is tried again, and when it has ended."""
+    """The attempt was given up: its report comes while the task waits, during the next attempt, and after the end."""
     task = put(connection, T.RUNNING)
     transitions.requeue(connection, [Requeue(task, 1)], NOW)
 
@@ -242,11 +246,11 @@ def test_a_late_report_changes_nothing(connection: Connection, name: str) -> Non
     _succeed(connection, task, 2)
     report_late()
     before = row(connection, task)
-    assert not MOVES[name].call(connection, task, 2)  # the same report once more
+    assert not MOVES[name].call(connection, task, 2)  # the same report again
     assert row(connection, task) == before
 
 
-def test_one_statement_moves_those_it_may_and_leaves_the_rest(connection: Connection) -> None:
+def test_a_statement_moves_only_tasks_in_an_allowed_state(connection: Connection) -> None:
     good, wrong, waiting_one, gone = (
         put(connection, T.RUNNING),
         put(connection, T.DISPATCHED),
@@ -263,7 +267,7 @@ def test_one_statement_moves_those_it_may_and_leaves_the_rest(connection: Connec
 # -- claims
 
 
-def test_a_claim_takes_the_most_urgent_first_and_no_more_than_fit(connection: Connection) -> None:
+def test_a_claim_takes_the_highest_priorities_within_its_limits(connection: Connection) -> None:
     tasks = [NewTask(new_id(), "job", "line", b"", priority) for priority in (0, 5, 0, -5, 5)]
     enqueue.copy_tasks(connection, tasks)
     order = [tasks[place].id for place in (1, 4, 0, 2, 3)]
@@ -272,7 +276,7 @@ def test_a_claim_takes_the_most_urgent_first_and_no_more_than_fit(connection: Co
     assert claims.claim(connection, {"line": 9}, NOW) == []
 
 
-def test_a_claim_carries_the_task_and_the_next_fence(connection: Connection) -> None:
+def test_a_claim_returns_the_task_with_the_next_attempt_number(connection: Connection) -> None:
     run = new_id()
     task = put(connection, run=run, position=4)
     expected = Claimed(task, 1, "job", b"payload", task.hex(), '{"timeout": 1.5}', run, 4, False, priority=7)
@@ -282,7 +286,7 @@ def test_a_claim_carries_the_task_and_the_next_fence(connection: Connection) -> 
     assert claim(connection, task) == [first._replace(attempt=2, alone=True)]
 
 
-def test_what_waits_for_its_time_or_for_others_is_not_claimed(connection: Connection) -> None:
+def test_delayed_held_and_blocked_tasks_are_not_claimed(connection: Connection) -> None:
     late, held, blocked = put(connection), put(connection, T.DISPATCHED), put(connection)
     update = text("UPDATE orchestrator.tasks SET wake_at = :at, blockers = :blockers WHERE id = CAST(:id AS uuid)")
     connection.execute(update, {"id": late.hex(), "at": NOW + timedelta(seconds=5), "blockers": 0})
@@ -291,20 +295,20 @@ def test_what_waits_for_its_time_or_for_others_is_not_claimed(connection: Connec
     for task in (late, held, blocked):
         assert claim(connection, task) == []
     assert waiting.promote_due(connection, NOW + timedelta(seconds=4), 10) == 0
-    assert waiting.promote_due(connection, NOW + timedelta(seconds=90), 10) == 1  # what is held is not a matter of time
+    assert waiting.promote_due(connection, NOW + timedelta(seconds=90), 10) == 1  # time does not release a held task
     assert len(claim(connection, late)) == 1
     assert waiting.release_known(connection, [(held.hex(), "another"), ("another", "job")], 10) == 0
     assert waiting.release_known(connection, [(held.hex(), "job")], 10) == 1
     assert claim(connection, held)[0].attempt == 2
 
 
-# -- what is kept
+# -- stored columns
 
 KEPT = ("id", "seq", "name", "queue", "priority", "run_id", "position", "payload", "options", "created_at", "attempt")
 
 
 @pytest.mark.parametrize("name", ["succeed", "fail", "cancel"])
-def test_a_row_moves_whole_from_tasks_to_ended_tasks(connection: Connection, name: str) -> None:
+def test_an_ended_task_keeps_its_columns_in_ended_tasks(connection: Connection, name: str) -> None:
     task = put(connection, T.RUNNING, run=new_id(), position=3)
     before = row(connection, task)
     MOVES[name].call(connection, task, 1)
@@ -314,13 +318,13 @@ def test_a_row_moves_whole_from_tasks_to_ended_tasks(connection: Connection, nam
     assert after.columns["worker"] == "worker"
 
 
-def test_what_a_success_leaves(connection: Connection) -> None:
+def test_the_columns_of_a_successful_task(connection: Connection) -> None:
     columns = row(connection, put(connection, T.SUCCESS)).columns
     assert (bytes(columns["result"]), columns["error"], columns["reason"]) == (b"\x01", None, None)
-    assert columns["started_at"] == NOW - timedelta(seconds=0.25)  # it was never reported as running
+    assert columns["started_at"] == NOW - timedelta(seconds=0.25)  # the start was never reported
 
 
-def test_what_a_failure_leaves(connection: Connection) -> None:
+def test_the_columns_of_a_failed_task(connection: Connection) -> None:
     task = put(connection, T.RUNNING)
     transitions.end(connection, T.FAILED, [AttemptEnd(task, 1, "ValueError", ERROR, 1, 2, "other", 0.75)], NOW)
     columns = row(connection, task).columns
@@ -329,7 +333,7 @@ def test_what_a_failure_leaves(connection: Connection) -> None:
     assert columns["started_at"] == NOW - timedelta(seconds=0.75)
 
 
-def test_what_a_try_leaves(connection: Connection) -> None:
+def test_the_columns_of_a_task_that_waits_for_a_retry(connection: Connection) -> None:
     task = put(connection, T.RUNNING)
     transitions.requeue(connection, [Requeue(task, 1, 30.0, 1, 1, True, "lost", ERROR, "w", 0.5)], NOW)
     columns = row(connection, task).columns
@@ -338,7 +342,7 @@ def test_what_a_try_leaves(connection: Connection) -> None:
     assert (columns["worker"], columns["dispatched_at"], columns["started_at"]) == (None, None, None)
 
 
-def test_a_revived_task_starts_afresh_behind_its_fence(connection: Connection) -> None:
+def test_a_revived_task_restarts_its_counts_but_not_its_attempts(connection: Connection) -> None:
     task = put(connection, T.RUNNING)
     transitions.end(connection, T.FAILED, [AttemptEnd(task, 1, "ValueError", ERROR, 1, 1)], NOW)
     before = row(connection, task)
@@ -357,14 +361,14 @@ def history(connection: Connection, task: bytes) -> list[tuple[int, str, str]]:
     return [(r[0], r[1], r[2]) for r in connection.execute(text(statement), {"id": task.hex()})]
 
 
-def test_the_history_of_attempts_is_kept(connection: Connection) -> None:
-    """Failed, lost, given back, failed for good, revived, failed for good, revived, success."""
+def test_failed_and_lost_attempts_are_recorded(connection: Connection) -> None:
+    """Failed, lost, returned, failed for good, revived, failed for good, revived, succeeded."""
     task = put(connection, T.RUNNING)
     transitions.requeue(connection, [Requeue(task, 1, 0.0, 1, 0, False, "failed", ERROR, "a", 0.5)], NOW)
     claim(connection, task)
     transitions.requeue(connection, [Requeue(task, 2, 0.0, 0, 1, True, "lost", ERROR, "b")], NOW)
     claim(connection, task)
-    transitions.requeue(connection, [Requeue(task, 3)], NOW)  # given back: not worth a line
+    transitions.requeue(connection, [Requeue(task, 3)], NOW)  # returned attempts are not recorded
     for attempt in (4, 5):
         claim(connection, task)
         transitions.end(connection, T.FAILED, [AttemptEnd(task, attempt, "ValueError", ERROR, 1)], NOW)
@@ -381,14 +385,14 @@ def test_the_history_of_attempts_is_kept(connection: Connection) -> None:
     assert row(connection, task).attempt == 6
 
 
-def test_a_task_that_never_ran_has_no_history(connection: Connection) -> None:
+def test_a_task_that_never_ran_has_no_attempts(connection: Connection) -> None:
     task = put(connection, T.SKIPPED)
     revival.revive(connection, [task])
     assert history(connection, task) == []
 
 
-def test_a_worker_may_have_any_name(connection: Connection) -> None:
-    """Reports of several travel in one statement, and none may shift the others."""
+def test_worker_names_may_contain_any_characters(connection: Connection) -> None:
+    """One statement carries the reports of several workers, and no name may shift the others."""
     names = ["a,b", 'quo"te', "back\\slash", "{}", "NULL", "", "ü w"]
     tasks = [put(connection, T.DISPATCHED) for _ in names]
     rows = [Success(task, 1, b"", 0.1, name) for task, name in zip(tasks, names, strict=True)]
@@ -407,10 +411,10 @@ def test_any_text_and_any_bytes_survive_the_copy(connection: Connection) -> None
     assert (columns["priority"], columns["position"], columns["run_id"].bytes) == (-3, 2, new.run_id)
 
 
-# -- adoption
+# -- tasks enqueued by tasks
 
 
-def test_a_child_is_adopted_once(connection: Connection) -> None:
+def test_a_repeatedly_reported_child_is_created_once(connection: Connection) -> None:
     child = NewTask(new_id(), "job", "line", b"p", 3, 5.0, '{"timeout":1.0}')
     enqueue.create_tasks(connection, [child, child], NOW)
     enqueue.create_tasks(connection, [child], NOW + timedelta(seconds=60))
@@ -487,13 +491,13 @@ RUN_MOVES: dict[str, tuple[Callable[[Connection, bytes], Any], RunState, tuple[R
 }
 
 
-def test_the_functions_make_the_transitions_of_the_table_of_runs_and_no_others() -> None:
+def test_run_functions_cover_exactly_the_allowed_transitions() -> None:
     assert {(source, target) for _, target, sources in RUN_MOVES.values() for source in sources} == RUN_PAIRS
 
 
 @pytest.mark.parametrize("name", RUN_MOVES)
 @pytest.mark.parametrize("state", RunState)
-def test_every_function_from_every_state_of_a_run(connection: Connection, state: RunState, name: str) -> None:
+def test_run_functions_move_runs_only_from_allowed_states(connection: Connection, state: RunState, name: str) -> None:
     run = put_run(connection, state)
     call, target, sources = RUN_MOVES[name]
     moved = call(connection, run)
@@ -506,7 +510,7 @@ def test_every_function_from_every_state_of_a_run(connection: Connection, state:
 
 
 @pytest.mark.parametrize("state", RunState)
-def test_asking_for_a_cancellation_changes_no_state(connection: Connection, state: RunState) -> None:
+def test_requesting_a_cancel_does_not_change_the_state_of_a_run(connection: Connection, state: RunState) -> None:
     run = put_run(connection, state)
     cancels.mark_cancelling(connection, [run])
     assert run_state(connection, run) == state
@@ -516,7 +520,7 @@ def test_asking_for_a_cancellation_changes_no_state(connection: Connection, stat
 
 @pytest.mark.parametrize("state", RunState)
 @pytest.mark.parametrize("cancelling", [False, True])
-def test_a_task_is_revived_only_where_its_run_can_go_on(
+def test_a_task_is_revived_only_if_its_run_can_continue(
     connection: Connection, state: RunState, cancelling: bool
 ) -> None:
     run = put_run(connection, state)
@@ -532,7 +536,7 @@ def test_a_task_is_revived_only_where_its_run_can_go_on(
 
 
 def recount(connection: Connection, run: bytes) -> RunCounters:
-    """Count a run's tasks row by row, as the product never does."""
+    """Count the tasks of a run row by row, which the product never does."""
     statement = """
         SELECT status FROM orchestrator.tasks WHERE run_id = CAST(:id AS uuid)
          UNION ALL SELECT status FROM orchestrator.ended_tasks WHERE run_id = CAST(:id AS uuid)"""
@@ -547,7 +551,7 @@ def counters(connection: Connection, run: bytes) -> RunCounters:
     return found[1]
 
 
-def test_counters_are_exact_through_endings_and_revival(connection: Connection) -> None:
+def test_counters_stay_exact_when_tasks_end_and_are_revived(connection: Connection) -> None:
     tick = new_tick(connection)
     run = new_id()
     creation.create(connection, [NewRun(run, "run", 6)])
@@ -593,7 +597,7 @@ def test_counters_are_exact_through_endings_and_revival(connection: Connection) 
 
 
 class Life(RuleBasedStateMachine):
-    """Anything that can happen to a few tasks and runs, in any order."""
+    """Any events of a few tasks and runs, in any order."""
 
     connection: Connection
 
@@ -613,7 +617,7 @@ class Life(RuleBasedStateMachine):
     def some(self, choices: list[int]) -> list[bytes]:
         return [self.tasks[choice % len(self.tasks)] for choice in choices]
 
-    # -- what can happen
+    # -- events
 
     @initialize(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=2), alone=st.integers(0, 2))
     def create(self, sizes: list[int], alone: int) -> None:
@@ -703,11 +707,11 @@ class Life(RuleBasedStateMachine):
 
     @rule(choice=st.integers(0, 9))
     def cancel_run(self, choice: int) -> None:
-        if choice < len(self.runs):  # seldom, or nothing else would ever happen
+        if choice < len(self.runs):  # rarely, or all runs would be cancelled at once
             cancels.mark_cancelling(self.connection, [self.runs[choice]])
         self.tick.cancel_runs(2)
 
-    # -- what holds all the while
+    # -- invariants
 
     @invariant()
     def holds(self) -> None:
@@ -740,7 +744,7 @@ class Life(RuleBasedStateMachine):
             assert counters(self.connection, run) == counted
             old = before[run]
             if state != old and (old, state) not in RUN_PAIRS:
-                assert {(old, "running"), ("running", state)} <= RUN_PAIRS  # begun and ended in one tick
+                assert {(old, "running"), ("running", state)} <= RUN_PAIRS  # began and ended in one tick
             if state == "running":
                 assert counted.open
             elif state in ENDED_RUN_STATES:
@@ -748,7 +752,7 @@ class Life(RuleBasedStateMachine):
 
 
 @pytest.mark.hypothesis
-def test_random_sequences(connection: Connection) -> None:
+def test_random_sequences_keep_the_invariants(connection: Connection) -> None:
     class Connected(Life):
         pass
 

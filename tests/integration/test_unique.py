@@ -1,4 +1,4 @@
-"""Unique and idempotency keys: one task at a time, whoever enqueues it and whatever is open meanwhile."""
+"""Unique and idempotency keys: one task at a time, whichever client enqueues, and whatever transactions are open."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def unique(system: System, **options: Any) -> Any:
 # -- scopes
 
 
-def test_until_it_has_ended(system: System) -> None:
+def test_a_unique_key_is_held_until_the_task_ends(system: System) -> None:
     worker = system.worker()
     first = unique(system).enqueue(1)
     assert unique(system).enqueue(2) == first
@@ -43,7 +43,7 @@ def test_until_it_has_ended(system: System) -> None:
     assert unique(system).enqueue(4) != first
 
 
-def test_until_it_is_handed_to_a_worker(system: System) -> None:
+def test_unique_for_pending_releases_the_key_at_dispatch(system: System) -> None:
     worker = system.worker()
     first = unique(system, unique_for="pending").enqueue(1)
     assert unique(system, unique_for="pending").enqueue(2) == first
@@ -57,7 +57,7 @@ def test_until_it_is_handed_to_a_worker(system: System) -> None:
     assert system.states(second) == ["dispatched"]
 
 
-def test_for_a_period_whatever_becomes_of_it(system: System) -> None:
+def test_unique_for_a_period_outlasts_the_task(system: System) -> None:
     worker = system.worker()
     options: dict[str, Any] = {"unique_for": timedelta(hours=1)}
     first = unique(system, **options).enqueue(1)
@@ -71,7 +71,7 @@ def test_for_a_period_whatever_becomes_of_it(system: System) -> None:
     assert len(keys(system)) == 1
 
 
-def test_a_cancelled_and_a_failed_task_let_go_too(system: System) -> None:
+def test_cancelled_and_failed_tasks_release_their_key(system: System) -> None:
     worker = system.worker()
     first = unique(system).enqueue(1)
     first.cancel()
@@ -85,7 +85,7 @@ def test_a_cancelled_and_a_failed_task_let_go_too(system: System) -> None:
     assert keys(system) == []
 
 
-def test_a_retry_keeps_the_key_and_a_redrive_gives_way(system: System) -> None:
+def test_a_retry_keeps_the_key_but_a_manual_retry_may_lose_it(system: System) -> None:
     worker = system.worker()
     first = unique(system, retries=1).enqueue(1)
     system.pass_seconds()
@@ -107,11 +107,11 @@ def test_a_retry_keeps_the_key_and_a_redrive_gives_way(system: System) -> None:
     assert system.states(failed, other) == ["failed", "dispatched"]
 
 
-# -- tried again by hand
+# -- manual retries
 
 
 def failed(system: System, **options: Any) -> Handle[Any]:
-    """Return a task that had the key and has failed."""
+    """Return a failed task that had the key."""
     handle: Handle[Any] = unique(system, **options).enqueue(0)
     (worker,) = system.workers or [system.worker()]
     system.pass_seconds()
@@ -122,7 +122,7 @@ def failed(system: System, **options: Any) -> Handle[Any]:
 
 
 @pytest.mark.parametrize("scope", ["pending", "running"])
-def test_a_task_that_is_tried_again_has_its_key_again(system: System, scope: str) -> None:
+def test_a_retried_task_takes_its_key_again(system: System, scope: str) -> None:
     first = failed(system, unique_for=scope)
     assert keys(system) == []
     system.app.queue("default").pause()
@@ -138,7 +138,7 @@ def test_a_task_that_is_tried_again_has_its_key_again(system: System, scope: str
     assert (first.status(), keys(system)) == ("success", [])
 
 
-def test_a_period_is_not_begun_again(system: System) -> None:
+def test_a_retry_does_not_restart_the_period_of_a_key(system: System) -> None:
     first = failed(system, unique_for=timedelta(hours=1))
     until = system.sql("SELECT until FROM orchestrator.unique_keys")
     first.retry()
@@ -147,7 +147,7 @@ def test_a_period_is_not_begun_again(system: System) -> None:
     assert system.states(first) == ["dispatched"]
 
 
-def test_a_key_whose_period_is_over_keeps_no_task_from_being_tried_again(system: System) -> None:
+def test_an_expired_key_does_not_prevent_a_retry(system: System) -> None:
     first = failed(system)
     unique(system, unique_for=30.0).enqueue(1)
     system.sql("UPDATE orchestrator.unique_keys SET until = now() - interval '1 second'")
@@ -158,7 +158,7 @@ def test_a_key_whose_period_is_over_keeps_no_task_from_being_tried_again(system:
     ]
 
 
-def test_of_two_that_want_the_same_key_back_the_first_gets_it(system: System) -> None:
+def test_the_first_of_two_retries_takes_the_key(system: System) -> None:
     first, second = failed(system), failed(system)
     first.retry()
     with pytest.raises(Duplicate, match=f"Cannot retry task {second.id}: task {first.id} has its key") as caught:
@@ -169,7 +169,7 @@ def test_of_two_that_want_the_same_key_back_the_first_gets_it(system: System) ->
     assert keys(system) == ["unique:job:k"]
 
 
-def test_of_many_that_want_the_same_key_back_at_the_same_moment_all_but_one_are_told(system: System) -> None:
+def test_of_concurrent_retries_with_the_same_key_only_one_succeeds(system: System) -> None:
     handles = [failed(system) for _ in range(6)]
     start, refused = threading.Barrier(len(handles)), []
 
@@ -191,7 +191,7 @@ def test_of_many_that_want_the_same_key_back_at_the_same_moment_all_but_one_are_
     assert system.states(*(set(handles) - set(refused))) == ["dispatched"]
 
 
-def test_two_that_had_the_key_for_a_period_are_both_tried_again(system: System) -> None:
+def test_tasks_whose_key_periods_have_expired_are_both_retried(system: System) -> None:
     first = failed(system, unique_for=30.0)
     system.sql("UPDATE orchestrator.unique_keys SET until = now() - interval '1 second'")
     second = failed(system, unique_for=30.0)
@@ -202,7 +202,7 @@ def test_two_that_had_the_key_for_a_period_are_both_tried_again(system: System) 
     assert system.states(first, second) == ["dispatched", "dispatched"]
 
 
-def test_by_a_filter_one_of_each_key_is_tried_again(system: System) -> None:
+def test_a_bulk_retry_retries_one_task_for_each_key(system: System) -> None:
     handles = [failed(system) for _ in range(3)]
     assert system.app.retry_failed(name="job") == 1
     system.pass_seconds(2)
@@ -211,7 +211,7 @@ def test_by_a_filter_one_of_each_key_is_tried_again(system: System) -> None:
 
 
 @pytest.mark.parametrize("committed", [False, True])
-def test_who_is_tried_again_waits_for_a_transaction_that_may_take_the_key(
+def test_a_retry_waits_for_an_open_transaction_that_takes_its_key(
     system: System, engine: Engine, committed: bool
 ) -> None:
     first = failed(system)
@@ -235,7 +235,7 @@ def test_who_is_tried_again_waits_for_a_transaction_that_may_take_the_key(
 # -- policies
 
 
-def test_raise_names_the_task_that_has_the_key(system: System) -> None:
+def test_policy_raise_names_the_task_that_holds_the_key(system: System) -> None:
     first = unique(system).enqueue(1)
     with pytest.raises(Duplicate, match="already has the key") as caught:
         unique(system, on_duplicate="raise").enqueue(2)
@@ -243,7 +243,7 @@ def test_raise_names_the_task_that_has_the_key(system: System) -> None:
     assert system.count("tasks") == 1
 
 
-def test_replace_changes_the_arguments_while_it_waits(system: System) -> None:
+def test_policy_replace_changes_the_arguments_of_a_waiting_task(system: System) -> None:
     worker = system.worker(slots=1)
     first = unique(system, delay=3600).enqueue(1)
     assert unique(system, on_duplicate="replace").enqueue(2) == first
@@ -258,7 +258,7 @@ def test_replace_changes_the_arguments_while_it_waits(system: System) -> None:
     assert (first.status(), system.count("tasks")) == ("success", 0)
 
 
-def test_replace_of_what_has_just_been_claimed_makes_a_new_task(system: System) -> None:
+def test_replacing_a_task_claimed_meanwhile_creates_a_new_task(system: System) -> None:
     worker = system.worker()
     options: dict[str, Any] = {"unique_for": "pending", "on_duplicate": "replace"}
     first = unique(system, **options).enqueue(1)
@@ -267,12 +267,12 @@ def test_replace_of_what_has_just_been_claimed_makes_a_new_task(system: System) 
     assert unique(system, **options).enqueue(2) != first
 
 
-def test_a_claim_and_a_replacement_at_once_lose_nothing(system: System, engine: Engine) -> None:
-    """The leader may read the row before it is changed and write it after; then it takes it a tick later."""
+def test_a_concurrent_claim_and_replacement_lose_no_arguments(system: System, engine: Engine) -> None:
+    """The leader may read the row before it is replaced and write afterwards; then the task is claimed a tick later."""
     worker = system.worker()
     first = unique(system).enqueue(1)
     accepted = 1
-    with pytest.raises(Duplicate):  # once it is claimed
+    with pytest.raises(Duplicate):  # after the claim
         for number in range(2, 30):
             unique(system, on_duplicate="replace").enqueue(number)
             accepted = number
@@ -287,7 +287,7 @@ def test_a_claim_and_a_replacement_at_once_lose_nothing(system: System, engine: 
 # -- names and computed keys
 
 
-def test_keys_of_different_tasks_and_computed_keys(system: System) -> None:
+def test_keys_of_different_tasks_are_independent(system: System) -> None:
     other = system.app.task(name="other", unique_key=lambda customer, **_: f"c{customer}")(lambda customer: customer)
     first, second = unique(system).enqueue(1), other.enqueue(7)
     assert other.enqueue(7) == second
@@ -301,7 +301,7 @@ def _with(option: str, value: str) -> Any:
 
 
 @pytest.mark.parametrize("option", ["unique_key", "idempotency_key"])
-def test_names_and_keys_that_read_alike_together_are_two(system: System, option: str) -> None:
+def test_names_and_keys_with_colons_do_not_collide(system: System, option: str) -> None:
     short, long = (system.app.task(name=name)(lambda: None) for name in ("a", "a:b"))
     first = short.options(**_with(option, "b:c")).enqueue()
     second = long.options(**_with(option, "c")).enqueue()
@@ -312,7 +312,7 @@ def test_names_and_keys_that_read_alike_together_are_two(system: System, option:
         long.options(unique_key="d", on_duplicate="raise").enqueue()
 
 
-def test_an_idempotency_key_enqueues_once_even_after_the_end(system: System) -> None:
+def test_an_idempotency_key_returns_the_task_even_after_its_end(system: System) -> None:
     worker = system.worker()
     task = system.job.options(idempotency_key="order-1")
     first = task.enqueue(1)
@@ -324,7 +324,7 @@ def test_an_idempotency_key_enqueues_once_even_after_the_end(system: System) -> 
     assert again.result(timeout=5) == 1
 
 
-def test_replace_after_the_end_of_a_task_whose_key_lasts_is_refused(system: System) -> None:
+def test_an_ended_task_with_a_lasting_key_cannot_be_replaced(system: System) -> None:
     worker = system.worker()
     options: dict[str, Any] = {"unique_for": 60, "on_duplicate": "replace"}
     first = unique(system, **options).enqueue(1)
@@ -336,15 +336,15 @@ def test_replace_after_the_end_of_a_task_whose_key_lasts_is_refused(system: Syst
     assert caught.value.task_id == first.id
 
 
-def test_replace_reaches_a_task_that_is_kept_back(system: System) -> None:
-    """No live worker knows it, so it waits, and for something new."""
+def test_a_held_task_can_be_replaced(system: System) -> None:
+    """No live worker knows the task, so it waits."""
     first = unique(system).enqueue(1)
     system.sql("UPDATE orchestrator.tasks SET hold = 'unknown'")
     assert unique(system, on_duplicate="replace").enqueue(2) == first
     assert bytes(system.row(first)["payload"]) == system.job._new((2,), {}).payload
 
 
-def test_an_idempotency_key_belongs_to_one_call(system: System, engine: Engine) -> None:
+def test_an_idempotency_key_with_other_arguments_is_rejected(system: System, engine: Engine) -> None:
     task = system.app.task(name="charge", idempotency_key="order-1")(lambda amount, note=None: (amount, note))
     first = task.enqueue(90, {"b": 1, "a": [1]})
     assert task.enqueue(note={"a": [1], "b": 1}, amount=90) == first
@@ -361,7 +361,7 @@ def test_an_idempotency_key_belongs_to_one_call(system: System, engine: Engine) 
 
 @pytest.mark.parametrize("one", [1, {"a": [1]}, {1: "a"}, 0])
 @pytest.mark.parametrize("kind", [bool, float])
-def test_numbers_of_other_types_are_other_arguments(system: System, one: Any, kind: type) -> None:
+def test_equal_numbers_of_another_type_are_other_arguments(system: System, one: Any, kind: type) -> None:
     def changed(value: Any) -> Any:
         if isinstance(value, dict):
             return {changed(key): changed(item) for key, item in value.items()}
@@ -376,7 +376,7 @@ def test_numbers_of_other_types_are_other_arguments(system: System, one: Any, ki
     assert task.enqueue(one) == first
 
 
-def test_what_is_equal_to_nothing_is_the_same_argument_again(system: System) -> None:
+def test_nan_arguments_count_as_the_same_arguments(system: System) -> None:
     task = system.app.task(name="charge", idempotency_key="order-1")(lambda amount: amount)
     assert task.enqueue({"a": math.nan, "b": 1}) == task.enqueue({"b": 1, "a": math.nan})
 
@@ -391,7 +391,7 @@ def test_what_is_equal_to_nothing_is_the_same_argument_again(system: System) -> 
         ({"unique_key": "a", "on_duplicate": "shrug"}, "Option on_duplicate: expected 'return', 'replace' or 'raise'"),
     ],
 )
-def test_options_that_are_refused(system: System, options: dict[str, Any], message: str) -> None:
+def test_invalid_key_options_are_rejected(system: System, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidTask, match=message):
         system.job.options(**options)
 
@@ -399,7 +399,7 @@ def test_options_that_are_refused(system: System, options: dict[str, Any], messa
 # -- transactions
 
 
-def test_many_at_once_share_what_exists(system: System) -> None:
+def test_a_bulk_enqueue_returns_tasks_that_hold_the_keys(system: System) -> None:
     task = system.app.task(name="each", unique_key=lambda number: str(number))(lambda number: number)
     existing = task.enqueue(2)
     handles = system.app.enqueue_many(task, [(3,), (2,), (1,), (3,)])
@@ -409,14 +409,14 @@ def test_many_at_once_share_what_exists(system: System) -> None:
 
 
 @pytest.mark.parametrize("options", [{"unique_key": "k", "on_duplicate": "raise"}, {"idempotency_key": "k"}])
-def test_two_of_one_call_with_one_key_are_refused_without_a_name(system: System, options: dict[str, Any]) -> None:
-    """It named a task that was taken back with the call."""
+def test_a_duplicate_within_one_bulk_call_names_no_task(system: System, options: dict[str, Any]) -> None:
+    """The error used to name a task that was rolled back."""
     with pytest.raises(Duplicate, match="Two of these tasks have the key 'k'; none of them was enqueued") as raised:
         system.app.enqueue_many(system.job.options(**options), [(1,), (2,)])
     assert (raised.value.task_id, system.count("tasks")) == ("", 0)
 
 
-def test_more_keys_than_postgres_has_locks(system: System) -> None:
+def test_a_bulk_enqueue_accepts_more_keys_than_postgres_has_locks(system: System) -> None:
     task = system.app.task(name="each", unique_key=lambda number: str(number))(lambda number: number)
     first = system.app.enqueue_many(task, [(number,) for number in range(15_000)])
     again = system.app.enqueue_many(task, ((number,) for number in reversed(range(14_990, 15_010))))
@@ -425,12 +425,12 @@ def test_more_keys_than_postgres_has_locks(system: System) -> None:
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_who_takes_many_keys_at_once_keeps_the_leader_waiting_no_longer_than_others(
+def test_a_client_with_many_keys_delays_the_leader_no_longer_than_others(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
     monkeypatch.setattr(store, "_MAX_LOCKS", 2 if many else 100)
-    tasks = [wanting(f"{many}-{number}") for number in range(5)]
-    late, other = wanting(f"{many}-3"), wanting(f"{many}-other")
+    tasks = [keyed_task(f"{many}-{number}") for number in range(5)]
+    late, other = keyed_task(f"{many}-3"), keyed_task(f"{many}-other")
     with engine.connect() as client, engine.connect() as leader:
         leader.exec_driver_sql("SET lock_timeout = '300ms'")
         leader.commit()
@@ -443,14 +443,14 @@ def test_who_takes_many_keys_at_once_keeps_the_leader_waiting_no_longer_than_oth
         leader.rollback()
 
 
-def test_two_that_take_many_of_the_same_keys_at_once_agree(system: System) -> None:
+def test_concurrent_bulk_enqueues_of_the_same_keys_agree(system: System) -> None:
     task = system.app.task(name="each", unique_key=lambda number: str(number))(lambda number: number)
     handles: list[list[Handle[Any]]] = []
     barrier = threading.Barrier(4)
 
     def enqueue(number: int) -> None:
         barrier.wait()
-        calls = [(key,) for key in range(150 if number % 2 else 90)]  # by one lock, and by one of each key
+        calls = [(key,) for key in range(150 if number % 2 else 90)]  # with a single lock, and with one for each key
         handles.append(system.app.enqueue_many(task, calls if number < 2 else calls[::-1])[:: 1 if number < 2 else -1])
 
     threads = [threading.Thread(target=enqueue, args=(number,)) for number in range(4)]
@@ -462,7 +462,7 @@ def test_two_that_take_many_of_the_same_keys_at_once_agree(system: System) -> No
     assert system.count("tasks") == 150
 
 
-def test_racing_clients_make_one_task(system: System) -> None:
+def test_concurrent_clients_with_one_key_create_one_task(system: System) -> None:
     handles: list[Handle[Any]] = []
     barrier = threading.Barrier(8)
 
@@ -480,7 +480,7 @@ def test_racing_clients_make_one_task(system: System) -> None:
 
 
 def test_an_open_transaction_with_a_key_does_not_stop_the_leader(system: System, engine: Engine) -> None:
-    """A running task wants the key that an open transaction is taking: the leader waits for neither."""
+    """A running task enqueues with the key that an open transaction is taking; the leader waits for neither."""
     worker = system.worker()
     (parent,) = system.dispatch()
     (task,) = worker.take()
@@ -510,17 +510,17 @@ def test_a_running_task_gets_the_key_once_the_transaction_is_rolled_back(system:
     system.pass_seconds(2)
     assert [(d.id, d.attempt) for d in worker.take()] == [(child.id, 1)]
     worker.report(Succeeded(child.id, 1, 0.1, ONE))
-    worker.report(Enqueued([child]))  # sent again after it has ended
+    worker.report(Enqueued([child]))  # sent again after its end
     system.pass_seconds(2)
     assert (system.count("tasks"), keys(system)) == (0, [])
 
 
-def test_a_running_task_is_told_which_task_has_the_key_also_if_it_asks_again(system: System) -> None:
+def test_a_running_task_receives_the_key_holder_after_each_request(system: System) -> None:
     worker = system.worker()
     holder, key = unique(system, delay=3600).enqueue(1), "mine"
     taken, own = unique(system)._new((2,), {}), system.job.options(unique_key=key, delay=3600)._new((3,), {})
     system.pass_seconds()
-    for _ in range(2):  # the answer may be lost with Redis, or with the leader
+    for _ in range(2):  # Redis or the leader may lose the answer
         worker.report(Enqueued([taken, own]))
         system.pass_seconds(2)
         told = worker._streams.key_holders([taken.id, own.id])
@@ -531,24 +531,24 @@ def test_a_running_task_is_told_which_task_has_the_key_also_if_it_asks_again(sys
     assert worker._streams.key_holders([taken.id]) == {}
 
 
-def wanting(key: str) -> NewTask:
+def keyed_task(key: str) -> NewTask:
     return NewTask(uuid.uuid4().bytes, "job", "default", b"", unique=UniqueKey(key, "running"))
 
 
-def test_two_leaders_that_want_each_others_keys_do_not_wait_for_each_other(engine: Engine) -> None:
-    """Each asks for a key that a task of the other shard has, and then frees its own: no order of the two is safe."""
-    mine, other = wanting("mine"), wanting("other")
+def test_two_leaders_that_swap_keys_do_not_deadlock(engine: Engine) -> None:
+    """Each takes a key that a task of the other shard holds, and then releases its own: no order of the two is safe."""
+    mine, other = keyed_task("mine"), keyed_task("other")
     with engine.connect() as one, engine.connect() as two:
         for connection in (one, two):
             connection.exec_driver_sql("SET lock_timeout = '300ms'")
             connection.commit()
         assert store.take(one, [mine, other]) == ({mine.id, other.id}, set())
         one.commit()
-        assert store.take(one, [wanting("other")]) == (set(), set())
-        assert store.take(two, [wanting("mine")]) == (set(), set())
+        assert store.take(one, [keyed_task("other")]) == (set(), set())
+        assert store.take(two, [keyed_task("mine")]) == (set(), set())
         store.free(one, [("mine", mine.id)], ended=True)
         store.free(two, [("other", other.id)], ended=True)
-        late = wanting("mine")
+        late = keyed_task("mine")
         assert store.take(two, [late])[0] == set(), "it is not free before the first one commits"
         one.commit()
         two.commit()
@@ -556,8 +556,8 @@ def test_two_leaders_that_want_each_others_keys_do_not_wait_for_each_other(engin
         two.rollback()
 
 
-def test_two_leaders_that_take_the_same_keys_in_another_order_do_not_wait_for_each_other(engine: Engine) -> None:
-    first, second = [wanting("a"), wanting("b")], [wanting("b"), wanting("a")]
+def test_two_leaders_that_take_keys_in_opposite_order_do_not_deadlock(engine: Engine) -> None:
+    first, second = [keyed_task("a"), keyed_task("b")], [keyed_task("b"), keyed_task("a")]
     with engine.connect() as one, engine.connect() as two:
         assert store.take(one, first[:1])[0] == {first[0].id}
         assert store.take(two, second[:1])[0] == {second[0].id}
@@ -567,7 +567,7 @@ def test_two_leaders_that_take_the_same_keys_in_another_order_do_not_wait_for_ea
         two.rollback()
 
 
-def test_what_does_not_go_together(system: System, engine: Engine) -> None:
+def test_incompatible_uses_of_keys_are_rejected(system: System, engine: Engine) -> None:
     with engine.begin() as connection, pytest.raises(InvalidTask, match="'replace' cannot be combined with enqueue_in"):
         unique(system, on_duplicate="replace").enqueue_in(connection, 1)
     with pytest.raises(InvalidTask, match="a run needs all its tasks"):

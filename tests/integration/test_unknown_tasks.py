@@ -1,4 +1,4 @@
-"""Tasks that no worker knows."""
+"""Tasks that no live worker knows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.sealing import key_name
 from tests.integration.stage import System
 
 
-def test_what_no_worker_knows_is_held_and_released_when_one_learns_it(system: System) -> None:
+def test_an_unknown_task_is_held_until_a_worker_knows_its_name(system: System) -> None:
     worker = system.worker()
     other = system.app.task(name="other")(lambda: None)
     handle = other.enqueue()
@@ -30,8 +30,8 @@ def test_what_no_worker_knows_is_held_and_released_when_one_learns_it(system: Sy
     assert handle.status() == "success"
 
 
-def test_a_worker_hands_back_free_what_it_does_not_know_after_all(system: System) -> None:
-    """It may have said something else, or be of another release, which does not say what it does not know."""
+def test_a_worker_returns_an_unknown_task_without_a_failure(system: System) -> None:
+    """The worker may have announced the name, or be of a release whose report does not name what it lacks."""
     old = system.worker("old", knows=["job", "other"])
     handle = system.app.task(name="other")(lambda: None).enqueue()
     system.pass_seconds()
@@ -51,7 +51,7 @@ def test_a_worker_hands_back_free_what_it_does_not_know_after_all(system: System
 KEYED = ["job", key_name("2026-11")]
 
 
-def test_a_task_whose_data_key_nobody_has_waits_alone(system: System) -> None:
+def test_a_missing_data_key_holds_only_the_tasks_that_need_it(system: System) -> None:
     worker = system.worker(knows=KEYED)
     stray = system.job.enqueue()
     system.pass_seconds()
@@ -65,7 +65,7 @@ def test_a_task_whose_data_key_nobody_has_waits_alone(system: System) -> None:
     worker.succeed(*worker.take())
     system.tick()
     assert healthy.status() == "success", "it has the same name, and another key"
-    system.lead(offset=10)  # who leads next goes on from what is stored
+    system.lead(offset=10)  # the next leader continues from the stored state
     newer = system.worker("w2", knows=[*KEYED, key_name("stray")])
     system.pass_seconds(2)
     row = system.row(stray)
@@ -76,7 +76,7 @@ def test_a_task_whose_data_key_nobody_has_waits_alone(system: System) -> None:
     assert stray.status() == "success"
 
 
-def test_a_task_whose_data_key_nobody_has_for_long_fails_and_names_it(system: System) -> None:
+def test_a_task_fails_and_names_its_missing_data_key_after_the_timeout(system: System) -> None:
     worker = system.worker(knows=[*KEYED, "*:*"])
     stray = system.job.enqueue()
     system.pass_seconds()
@@ -93,7 +93,7 @@ def test_a_task_whose_data_key_nobody_has_for_long_fails_and_names_it(system: Sy
         stray.result(0)
 
 
-def test_what_no_worker_has_known_for_long_fails_with_the_names_that_are_known(system: System) -> None:
+def test_an_unknown_task_fails_after_the_timeout_and_lists_known_names(system: System) -> None:
     beside = ["--database", "*:*", "@executor:process", key_name("old"), "orchestrator.webhook", "trip", "trip@2"]
     system.worker(knows=["job", "jobs.more", *beside])
     system.worker("w2", knows=["job", "elsewhere"], queue="elsewhere")
@@ -119,7 +119,7 @@ def test_a_worker_that_learns_a_name_just_in_time_saves_the_task(system: System)
     assert handle.status() == "dispatched"
 
 
-def test_what_is_held_can_be_cancelled(system: System) -> None:
+def test_a_held_task_can_be_cancelled(system: System) -> None:
     system.worker()
     handle = system.app.task(name="other")(lambda: None).enqueue()
     system.pass_seconds(2)
@@ -128,13 +128,13 @@ def test_what_is_held_can_be_cancelled(system: System) -> None:
     assert handle.status() == "cancelled"
 
 
-def test_what_an_executor_lacks_here_is_handed_back_and_told(system: System) -> None:
-    """A worker said that it has it, and finds out that it does not: nobody like it is asked again."""
+def test_a_task_is_held_when_its_executor_cannot_run_on_the_worker(system: System) -> None:
+    """The worker announced the executor and then finds that it lacks it: equal workers are not asked again."""
     means = announced("rq MINE")
     old = system.worker("old", knows=["job", means], executions=10)
     task = system.app.task(name="other", executor=Rq(function="a:b", url_variable="MINE"))(lambda: None)
     handle = task.enqueue()
-    for _ in range(2):  # once more, from the tick that hears of it
+    for _ in range(2):  # dispatched again by the tick that applies the return
         system.pass_seconds()
         (sent,) = old.take()
         old.report(Returned(sent.id, sent.attempt, "its executor cannot run on this worker", 0.0, means))
@@ -149,7 +149,7 @@ def test_what_an_executor_lacks_here_is_handed_back_and_told(system: System) -> 
     assert handle.status() == "success"
 
 
-def test_a_task_that_was_enqueued_by_name_alone_goes_to_the_executor_that_its_worker_knows(system: System) -> None:
+def test_a_task_enqueued_by_name_runs_on_the_executor_its_worker_knows(system: System) -> None:
     call = Rq(function="a:b", url_variable="MINE")
     means = announced("rq MINE")
     worker = system.worker("w1", knows=["job", "other", means], executions=10)

@@ -1,4 +1,4 @@
-"""To follow one thing through the product, a reader enters few files, and comes back to few of them."""
+"""To follow one thing through the product, a reader opens few files, and seldom returns to one."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from tests.integration.stage import System, raw
 from tests.walks import Walk, following, marks_of
 
 
-def short(walk: Walk, *, files: int, stays: int) -> None:
+def assert_short(walk: Walk, *, files: int, stays: int) -> None:
     assert 0 < len(walk.stays) <= stays, str(walk)
     assert len(walk.files) <= files, str(walk)
 
 
-def test_from_the_call_to_the_row(system: System) -> None:
+def test_an_enqueue_reaches_its_row_through_few_files(system: System) -> None:
     system.job.enqueue(0)
     with following("needle") as walk:
         system.job.enqueue("needle")
-    short(walk, files=9, stays=10)
+    assert_short(walk, files=9, stays=10)
 
 
-def test_from_the_report_to_the_row_and_to_the_client(system: System) -> None:
+def test_a_report_reaches_row_and_client_through_few_files(system: System) -> None:
     worker = system.worker()
     system.dispatch()
     (task,) = worker.take()
     worker.succeed(task)
     with following(*marks_of(task.id)) as walk:
         system.tick()
-    short(walk, files=15, stays=24)
+    assert_short(walk, files=15, stays=24)
 
 
-def test_from_a_lost_worker_to_the_row(system: System) -> None:
+def test_a_lost_worker_reaches_the_row_through_few_files(system: System) -> None:
     worker = system.worker()
     system.settle()
     (handle,) = system.dispatch()
@@ -51,22 +51,22 @@ def test_from_a_lost_worker_to_the_row(system: System) -> None:
         with following(*marks_of(raw(handle))) as walk:
             system.scheduler.tick()
         walks.append(walk)
-    short(walks[-1], files=21, stays=39)
+    assert_short(walks[-1], files=21, stays=39)
 
 
-def test_from_a_run_of_many_to_its_tasks_and_to_its_end(system: System) -> None:
+def test_a_run_of_many_tasks_starts_and_ends_in_few_files(system: System) -> None:
     worker = system.worker()
     run = system.app.start_many(system.job, [1, 2, 3])
     with following(*marks_of(raw(run))) as walk:
         system.pass_seconds()
-    short(walk, files=17, stays=28)
+    assert_short(walk, files=17, stays=28)
     worker.succeed(*worker.take())
     with following(*marks_of(raw(run))) as walk:
         system.tick()
-    short(walk, files=16, stays=26)
+    assert_short(walk, files=16, stays=26)
 
 
-def test_from_a_turn_of_code_to_what_it_commands(system: System, engine_: Engine) -> None:
+def test_the_commands_of_a_turn_are_applied_in_few_files(system: System, engine_: Engine) -> None:
     job = system.job
 
     @system.app.workflow(name="double")
@@ -79,10 +79,10 @@ def test_from_a_turn_of_code_to_what_it_commands(system: System, engine_: Engine
     worker.report(act(engine_, *worker.take()))
     with following(*marks_of(raw(handle))) as walk:
         system.tick()
-    short(walk, files=25, stays=43)
+    assert_short(walk, files=25, stays=43)
 
 
-def test_from_a_page_of_the_dashboard_to_its_rows(system: System, request: pytest.FixtureRequest) -> None:
+def test_a_dashboard_page_reads_its_rows_through_few_files(system: System, request: pytest.FixtureRequest) -> None:
     api = Api(system.settings)
     request.addfinalizer(api.close)
     visit = rendering.Visit(
@@ -93,5 +93,5 @@ def test_from_a_page_of_the_dashboard_to_its_rows(system: System, request: pytes
     handle = system.job.enqueue(1)
     with following(*marks_of(raw(handle))) as walk:
         tasks.list_tasks(api, TasksQuery(), KeyScope())
-    walk.calls = [file for file in walk.calls if not file.endswith(".html")]  # which jinja enters line by line
-    short(walk, files=11, stays=15)
+    walk.calls = [file for file in walk.calls if not file.endswith(".html")]  # Jinja enters templates line by line
+    assert_short(walk, files=11, stays=15)

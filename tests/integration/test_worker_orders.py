@@ -1,4 +1,4 @@
-"""Workers that ask: whether an attempt counts, whether there is more."""
+"""Orders to workers: attempts to stop, whether to drain, whether work waits."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from orchestrator.transport.codec import (
 from tests.integration.stage import ID, KEYS, System
 
 
-def test_a_doubtful_worker_is_told_which_of_its_attempts_still_count(system: System) -> None:
-    """Those that have succeeded did count: the worker would say that their results are dropped."""
+def test_a_doubtful_worker_is_told_which_attempts_no_longer_count(system: System) -> None:
+    """Succeeded attempts are left out: the worker would say that their results are dropped."""
     worker = system.worker()
     system.dispatch(3)
     current, stale, done = worker.take()
@@ -32,7 +32,7 @@ def test_a_doubtful_worker_is_told_which_of_its_attempts_still_count(system: Sys
     assert Order(stop=[Attempt(stale.id, 1), Attempt(ID, 3)], go_on=True) in orders
 
 
-def test_a_worker_that_stands_still_is_shown_with_what_it_holds(system: System) -> None:
+def test_a_stalled_worker_is_shown_with_its_held_tasks(system: System) -> None:
     worker = system.worker()
     system.dispatch(5)
     tasks = worker.take()
@@ -53,7 +53,7 @@ def test_a_worker_that_stands_still_is_shown_with_what_it_holds(system: System) 
     assert (shown.state, shown.still, shown.holds) == ("live", None, ())
 
 
-def test_an_attempt_that_was_handed_back_is_kept_if_it_had_begun(system: System) -> None:
+def test_a_returned_attempt_is_kept_if_it_had_started(system: System) -> None:
     worker = system.worker()
     begun, waiting = system.dispatch(2)
     first, second = worker.take()
@@ -76,7 +76,7 @@ def test_an_attempt_that_was_handed_back_is_kept_if_it_had_begun(system: System)
     assert returned.started_at < returned.ended_at
 
 
-def test_a_doubtful_worker_is_given_nothing_new(system: System) -> None:
+def test_a_doubtful_worker_receives_no_new_tasks(system: System) -> None:
     worker = system.worker()
     worker.doubtful = True
     handle = system.job.enqueue()
@@ -84,7 +84,7 @@ def test_a_doubtful_worker_is_given_nothing_new(system: System) -> None:
     assert handle.status() == "pending"
 
 
-def test_a_burst_worker_is_told_to_drain_when_there_is_no_more(system: System) -> None:
+def test_a_burst_worker_is_told_to_drain_when_no_work_is_left(system: System) -> None:
     worker = system.worker()
     worker.burst = True
     system.dispatch()
@@ -116,7 +116,7 @@ def test_a_hungry_worker_is_told_whether_work_waits(system: System) -> None:
     assert not any(order.work_waits for order in worker.orders()), "what is paused does not wait for a worker"
 
 
-def test_a_worker_that_had_drained_has_stopped_and_is_not_dead(system: System) -> None:
+def test_a_draining_worker_that_disappears_is_stopped_and_not_dead(system: System) -> None:
     worker = system.worker()
     worker.draining = True
     system.pass_seconds()
@@ -126,13 +126,13 @@ def test_a_worker_that_had_drained_has_stopped_and_is_not_dead(system: System) -
 
 
 @pytest.mark.parametrize("left", [True, False])
-def test_orders_are_heard_after_a_failover_to_a_server_whose_clock_is_behind(system: System, left: bool) -> None:
+def test_orders_arrive_after_a_failover_to_a_redis_with_a_late_clock(system: System, left: bool) -> None:
     worker, stream = system.worker(), KEYS.orders("w1")
     order = system.scheduler._streams.fleet.order
     late = KEYS.signing.sign(stream, encode(Order(work_waits=True)), 0)
     system.redis.xadd(stream, {"d": late}, id="9999999999000-0")
     assert worker.orders() == [Order(work_waits=True)]
-    system.redis.delete(stream)  # the other has not received that one
+    system.redis.delete(stream)  # the new master has not received this order
     if left:
         order({"w1": Order(go_on=True)})
     system.redis.client_kill_filter(_type="normal", skipme=True)

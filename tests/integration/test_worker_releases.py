@@ -1,4 +1,4 @@
-"""The release of the application that ran an attempt: stored by worker, and shown where people ask what broke."""
+"""The release of the application that ran an attempt: stored by worker, and shown with tasks and failures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 
 def fail_on(system: System, worker: Worker, number: int = 1) -> Handle[Any]:
-    """Have a worker fail a task for good."""
+    """Let a worker fail a task permanently."""
     handle = system.job.enqueue(number)
     system.tick_until(lambda: system.states(handle) == ["dispatched"])
     worker.fail(*worker.take(), retryable=False)
@@ -32,7 +32,7 @@ def fail_on(system: System, worker: Worker, number: int = 1) -> Handle[Any]:
 
 
 def started(system: System, worker: str, ago: str) -> None:
-    """Say when a worker started."""
+    """Set when a worker started."""
     system.sql(
         "UPDATE orchestrator.worker_releases SET started_at = now() - CAST(:ago AS interval) WHERE worker = :worker",
         ago=ago,
@@ -46,7 +46,7 @@ def run(*words: str) -> str:
     return found.output
 
 
-def test_attempts_keep_the_release_of_a_worker_that_is_gone(system: System) -> None:
+def test_attempts_keep_the_release_after_their_worker_is_gone(system: System) -> None:
     worker = system.worker("old-1-aa")
     worker.release = "2026.1"
     worker.beat()
@@ -60,7 +60,7 @@ def test_attempts_keep_the_release_of_a_worker_that_is_gone(system: System) -> N
     assert 'release=2026.1">2026.1</a>' in visitor.get(f"/ui/tasks/{task.id}").text
 
 
-def test_tasks_are_listed_by_the_release_of_their_last_attempt(system: System) -> None:
+def test_tasks_are_filtered_by_the_release_of_their_last_attempt(system: System) -> None:
     old = system.worker("old-1-aa")
     old.release = "1"
     old.beat()
@@ -79,7 +79,7 @@ def test_tasks_are_listed_by_the_release_of_their_last_attempt(system: System) -
     assert second.id not in page
 
 
-def test_failure_groups_name_releases_and_what_is_new_in_the_last(system: System) -> None:
+def test_failure_groups_name_releases_and_mark_new_failures(system: System) -> None:
     old, new = system.worker("old-1-aa"), system.worker("new-1-aa")
     old.release, new.release = "1", "2"
     old.beat()
@@ -101,7 +101,7 @@ def test_failure_groups_name_releases_and_what_is_new_in_the_last(system: System
 
     failed("known", "old-1-aa", "90 minutes")
     failed("known", "new-1-aa", "5 minutes")
-    failed("beside", "old-1-aa", "20 minutes")  # an old worker lives on beside the new one
+    failed("beside", "old-1-aa", "20 minutes")  # an old worker runs beside the new one
     failed("beside", "new-1-aa", "10 minutes")
     failed("broken", "new-1-aa", "30 minutes")
     page = Visitor(create_app(system.settings)).get("/ui/failures").text
@@ -114,7 +114,7 @@ def test_failure_groups_name_releases_and_what_is_new_in_the_last(system: System
     assert "first seen in release 2<" in rows["broken"]
 
 
-def test_a_release_is_forgotten_with_the_attempts_that_name_its_worker(system: System) -> None:
+def test_a_release_expires_with_the_attempts_of_its_worker(system: System) -> None:
     worker = system.worker("old-1-aa")
     worker.release = "1"
     worker.beat()
@@ -129,7 +129,7 @@ def test_a_release_is_forgotten_with_the_attempts_that_name_its_worker(system: S
         assert retention.forget_expired(connection, "worker_releases", 10) == 1
 
 
-def test_workers_say_which_release_they_run(system: System) -> None:
+def test_workers_report_their_release(system: System) -> None:
     worker = system.worker("w-1-aa")
     system.pass_seconds()
     assert system.count("worker_releases") == 0, "nothing is stored of a worker without one"
@@ -144,12 +144,12 @@ def test_workers_say_which_release_they_run(system: System) -> None:
 
 
 @pytest.mark.parametrize("release", ["x" * 101, "a\nb", "a\0b"])
-def test_a_release_that_is_no_short_name_is_refused(release: str) -> None:
+def test_a_release_must_be_a_short_printable_name(release: str) -> None:
     with pytest.raises(ConfigurationError, match="Setting release: expected up to 100 printable characters"):
         load_settings(release=release)
 
 
-def test_the_line_of_a_release_stands_in_the_bar_of_its_minute(system: System) -> None:
+def test_the_line_of_a_release_is_in_the_bar_of_its_minute(system: System) -> None:
     at = datetime.now(UTC) - timedelta(minutes=30)
     columns = "worker, release, started_at, until"
     system.sql(f"INSERT INTO orchestrator.worker_releases ({columns}) VALUES ('w', '7', :at, now())", at=at)

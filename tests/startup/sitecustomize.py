@@ -1,9 +1,9 @@
 """Loaded by every process that the tests start.
 
-The driver of Redis imports the metrics of OpenTelemetry if they are installed: a tenth of the time in which a worker
-starts, for something that nobody here uses.
+The Redis driver imports OpenTelemetry's metrics if they are installed: a tenth of the start time of a worker, for
+metrics that no test uses.
 """
 
 import sys
 
-sys.modules["opentelemetry.sdk.metrics"] = None  # type: ignore[assignment]  # as if it were not installed
+sys.modules["opentelemetry.sdk.metrics"] = None  # type: ignore[assignment]  # hides the package

@@ -1,4 +1,4 @@
-"""What `--allow` lets the author of a workflow name: public functions that stand in what was allowed, and no others."""
+"""`--allow` permits authors of workflows to name public functions that the allowed modules define, and nothing else."""
 
 from __future__ import annotations
 
@@ -103,16 +103,16 @@ def allowed(*allow: str) -> Allowed:
 
 
 def call(name: str, *allow: str) -> object:
-    """Return what a function returns, or None where it may not be named."""
+    """Return what a function returns, or None if naming it is not allowed."""
     task = allowed(*allow).find(name)
     return None if task is None else task.function()
 
 
 @pytest.mark.parametrize("allow", [".", "jobs", "jobs.reports", "jobs/reports.py"])
-def test_what_a_module_defines_may_be_named_and_what_it_imported_may_not(project: Path, allow: str) -> None:
+def test_only_public_functions_that_a_module_defines_are_allowed(project: Path, allow: str) -> None:
     place = "jobs/reports.py" if allow.endswith(".py") else "jobs.reports"
     assert call(f"{place}:monthly", allow) == "monthly"
-    assert call(f"{place}:yearly", allow) == "yearly"  # decorated, but its own
+    assert call(f"{place}:yearly", allow) == "yearly"  # decorated, but defined there
     for stranger in ("check_output", "clean", "helper", "elsewhere", "system", "LOUD", "tracing"):
         assert allowed(allow).find(f"{place}:{stranger}") is None, stranger
     for private in ("_inner", "__loader__", "Report", "Report.build", "nothing", ""):
@@ -132,12 +132,12 @@ def test_what_a_module_defines_may_be_named_and_what_it_imported_may_not(project
         ("jobs/deep/inner.py", "jobs/deep/inner.py:run"),
     ],
 )
-def test_submodules_of_what_is_allowed_may_be_named(project: Path, allow: str, name: str) -> None:
+def test_submodules_of_an_allowed_module_are_allowed(project: Path, allow: str, name: str) -> None:
     assert call(name, allow) == str(project / "jobs/deep/inner.py")
 
 
 @pytest.mark.parametrize("module", ["jobs.reports", "plain.script", "other"])
-def test_a_folder_allows_nothing_beside_it(project: Path, module: str) -> None:
+def test_an_allowed_folder_allows_nothing_outside_of_it(project: Path, module: str) -> None:
     assert allowed("jobs/deep").find(f"{module}:run") is None
     assert allowed("jobs.deep").find(f"{module}:run") is None
 
@@ -155,30 +155,30 @@ def test_a_folder_allows_nothing_beside_it(project: Path, module: str) -> None:
         "plain/../../outside.py:run",
     ],
 )
-def test_installed_packages_below_a_folder_are_not_allowed_with_it(project: Path, name: str) -> None:
+def test_installed_packages_in_an_allowed_folder_are_not_allowed(project: Path, name: str) -> None:
     assert allowed(".").find(name) is None
 
 
-def test_an_environment_may_be_allowed_itself(project: Path) -> None:
+def test_a_virtual_environment_can_be_allowed_explicitly(project: Path) -> None:
     assert call("tool.py:run", ".venv/lib") == str(project / ".venv/lib/tool.py")
 
 
-def test_a_folders_name_allows_no_module_of_that_name_from_elsewhere(project: Path) -> None:
+def test_a_folder_does_not_allow_a_module_of_its_name_elsewhere(project: Path) -> None:
     """`venv:create` with `clear=True` empties any directory."""
     assert allowed(".").find("venv:create") is None
     (project / "shutil").mkdir()
-    assert allowed(".").find("shutil:rmtree") is None  # imported long ago, from where Python is
+    assert allowed(".").find("shutil:rmtree") is None  # imported long ago, from the standard library
     assert allowed("shutil").find("shutil:rmtree") is None
 
 
-def test_links_lead_nowhere_else(project: Path) -> None:
+def test_links_out_of_an_allowed_folder_are_not_followed(project: Path) -> None:
     (project / "plain/linked.py").symlink_to(project.parent / "outside.py")
     (project / "plain/tools").symlink_to(project / ".venv/lib")
     for name in ("plain/linked.py:run", "plain.linked:run", "plain/tools/tool.py:run", "plain.tools.tool:run"):
         assert allowed(".").find(name) is None, name
 
 
-def test_what_is_not_allowed_is_not_even_imported(project: Path) -> None:
+def test_a_module_that_is_not_allowed_is_not_imported(project: Path) -> None:
     (project / "bomb").mkdir()
     (project / "bomb/__init__.py").write_text("raise SystemExit('imported')")
     (project / "bomb/inner.py").write_text(FUNCTION)
@@ -187,9 +187,7 @@ def test_what_is_not_allowed_is_not_even_imported(project: Path) -> None:
     assert not {"bomb", "antigravity"} & set(sys.modules)
 
 
-def test_a_module_that_takes_anothers_place_is_not_what_was_allowed(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_replaced_in_sys_modules_is_not_allowed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import subprocess
 
     monkeypatch.setitem(sys.modules, "jobs.alias", subprocess)

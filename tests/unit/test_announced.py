@@ -1,4 +1,4 @@
-"""What workers say that they know, beside tasks and workflows."""
+"""The names that workers announce besides tasks and workflows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEANS = [WITH_DATABASE, "*:*", announced("process"), announced("k8s/*"), key_nam
 MEANS += [redacting("b.resize", ("card.*", "@1")), taking("trip", ["book"])]
 
 
-def test_means_are_no_tasks() -> None:
+def test_other_announced_names_are_not_counted_as_tasks() -> None:
     names = ["trip@2", "trip", "b.resize", *MEANS, "a.mail:send", "trip@11", "--data"]
     assert tasks_among(names) == ["--data", "a.mail:send", "b.resize"]
     assert workflows_among(names) == ["trip"]
@@ -29,13 +29,13 @@ def test_means_are_no_tasks() -> None:
     assert (tasks_among(MEANS), workflows_among(MEANS), count_known(MEANS)) == ([], [], 0)
 
 
-def test_what_a_task_does_not_want_shown_is_announced_and_read_again() -> None:
+def test_redacted_arguments_are_announced_and_read_back() -> None:
     names = [redacting("a", ("card.*", "@1", "x,y z")), redacting("a", ("token",)), redacting("b", ("pin",)), "a", "b"]
     assert not any("*" in name for name in names)
     assert redacted_among(names) == {"a": ("card.*", "@1", "x,y z", "token"), "b": ("pin",)}
 
 
-def test_a_call_is_the_same_with_and_without_what_its_task_does_not_want_shown() -> None:
+def test_an_announced_redaction_does_not_make_a_call_different() -> None:
     def differences(stored: str | None, again: str | None) -> list[str]:
         task = NewTask(id=b"", name="a", queue="q", payload=b"", options=again)
         return [*differing_options(task, "q", 0, stored, None)]

@@ -1,4 +1,4 @@
-"""Colours of a program's output become HTML, and nothing else of it does."""
+"""The colors of a program's output become HTML, and nothing else does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from orchestrator.terminal_safe import without_styles
         ('\x1b]0;"><script>\x07title \x1b x', "title � x"),
     ],
 )
-def test_colours_are_classes_and_all_else_is_text(text: str, shown: str) -> None:
+def test_colors_become_classes_and_all_else_is_escaped_text(text: str, shown: str) -> None:
     assert styled(text) == shown
 
 
@@ -43,13 +43,13 @@ def test_colours_are_classes_and_all_else_is_text(text: str, shown: str) -> None
         ("\x1b[4m.\x1b[0mplain", "<u>.</u>plain"),
     ],
 )
-def test_what_is_sought_is_marked_across_colours(text: str, shown: str) -> None:
+def test_search_matches_are_marked_across_colors(text: str, shown: str) -> None:
     assert styled(text, "error") == shown
 
 
-def test_each_of_256_colours_has_a_rule() -> None:
+def test_each_of_256_colors_has_a_css_rule() -> None:
     assert [f".n{number}{{--n:#" in rules() for number in range(256)] == [True] * 256
 
 
-def test_a_terminal_without_colours_gets_none() -> None:
+def test_styles_are_removed_for_a_terminal_without_colors() -> None:
     assert without_styles("\x1b[1;31mred\x1b[0m \x1b]8;;x\x07link \x1b[2J\x07") == "red link �"

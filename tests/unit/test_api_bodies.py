@@ -1,4 +1,4 @@
-"""Bodies are bounded before objects are built from them: values, lists and objects, levels, wherever a slice ends."""
+"""Request bodies are bounded before objects are built: values, containers and levels, wherever a slice ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from orchestrator.sdk.ids import new_id
 
 
 def _count(value: Any, level: int = 1) -> tuple[int, int, int]:
-    """Return how many commas, lists and objects, and levels there are."""
+    """Return the numbers of commas, of lists and objects, and of levels."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     if inner is None:
         return 0, 0, level - 1
@@ -33,15 +33,15 @@ def _count(value: Any, level: int = 1) -> tuple[int, int, int]:
     return commas, 1 + sum(one[1] for one in found), max([level, *(one[2] for one in found)])
 
 
-def _any(source: random.Random, level: int) -> Any:
+def _random_value(source: random.Random, level: int) -> Any:
     if level == 0 or source.random() < 0.3:
         return source.choice([1, None, "", '[[,{"', "\\", '\\"', "é\\\\", "a" * source.randrange(9), -1.5])
     if source.random() < 0.5:
-        return [_any(source, level - 1) for _ in range(source.randrange(5))]
-    return {f'"{i}\\,[': _any(source, level - 1) for i in range(source.randrange(5))}
+        return [_random_value(source, level - 1) for _ in range(source.randrange(5))]
+    return {f'"{i}\\,[': _random_value(source, level - 1) for i in range(source.randrange(5))}
 
 
-def _is_refused(data: bytes) -> bool:
+def _is_rejected(data: bytes) -> bool:
     try:
         check_shape(data)
     except Refused:
@@ -52,17 +52,17 @@ def _is_refused(data: bytes) -> bool:
 def test_the_bounds_are_exact_wherever_a_slice_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(150):
         source = random.Random(seed)
-        value = [_any(source, 5) for _ in range(4)]
+        value = [_random_value(source, 5) for _ in range(4)]
         commas, containers, levels = _count(value)
         data = json.dumps(value, ensure_ascii=source.random() < 0.5).encode()
         monkeypatch.setattr(bodies, "_SLICE", source.randrange(1, 40))
         bounds = {"MAX_VALUES": commas + 1, "MAX_CONTAINERS": containers, "MAX_LEVELS": levels}
         for name, bound in bounds.items():
             monkeypatch.setattr(bodies, name, bound)
-        assert not _is_refused(data), data
+        assert not _is_rejected(data), data
         for name, bound in bounds.items():
             monkeypatch.setattr(bodies, name, bound - 1)
-            assert _is_refused(data), (name, data)
+            assert _is_rejected(data), (name, data)
             monkeypatch.setattr(bodies, name, bound)
 
 
@@ -79,11 +79,11 @@ def test_the_bounds_are_exact_wherever_a_slice_ends(monkeypatch: pytest.MonkeyPa
 )
 def test_the_largest_bodies_are_counted_without_building_anything(data: bytes, is_fine: bool) -> None:
     began = time.thread_time()
-    assert _is_refused(data) is not is_fine
+    assert _is_rejected(data) is not is_fine
     assert time.thread_time() - began < 5
 
 
-def test_a_body_is_as_large_as_what_its_route_takes() -> None:
+def test_the_size_limit_of_a_body_depends_on_its_route() -> None:
     assert bodies.max_body_size(bodies.MAX_SMALL_REQUEST, 10) == bodies.MAX_SMALL_REQUEST
     assert bodies.max_body_size(bodies.ONE_VALUE, 1_000_000) == 6_100_000
     assert bodies.max_body_size(bodies.ONE_VALUE, 10_000_000_000) == bodies.MAX_BODY
@@ -110,13 +110,13 @@ def test_the_items_of_a_long_list_are_decoded_one_by_one(endpoint: Endpoint, mon
     data = _tasks(endpoint)
     assert endpoint.read_body(data)["body"] == msgspec.json.decode(data, type=endpoint.body)
     monkeypatch.setattr(bodies, "SMALL_BODY", len(data))
-    monkeypatch.setattr(Decoder, "_decode_item", None)  # it is not asked for few
+    monkeypatch.setattr(Decoder, "_decode_item", None)  # small bodies are not decoded item by item
     assert len(endpoint.read_body(data)["body"].tasks) == 2_000
 
 
 @pytest.mark.parametrize("endpoint", _MANY, ids=lambda endpoint: endpoint.path)
 @pytest.mark.parametrize("bad", [5, {"name": 1}, {"nonsense": 1}, {"name": "a", "queue": ["b"]}], ids=str)
-def test_a_misfit_in_a_long_list_is_told_as_in_a_short_one(
+def test_an_invalid_item_is_reported_alike_in_long_and_short_lists(
     endpoint: Endpoint, bad: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, told = _tasks(endpoint, bad), []
@@ -129,7 +129,7 @@ def test_a_misfit_in_a_long_list_is_told_as_in_a_short_one(
     assert "/tasks/2000" in told[0].detail
 
 
-def test_large_bodies_are_decoded_one_at_a_time_with_a_pause_after_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_bodies_are_decoded_one_at_a_time_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint, paused = _MANY[0], []
 
     def sleep(seconds: float) -> None:
@@ -146,7 +146,7 @@ def test_large_bodies_are_decoded_one_at_a_time_with_a_pause_after_each(monkeypa
 
 
 def _numbers(kind: Any) -> Iterator[Any]:
-    """Yield the types of whole numbers that a type has, with their bounds."""
+    """Yield the integer types within a type, with their bounds."""
     if kind is int or (get_origin(kind) is Annotated and get_args(kind)[0] is int):
         yield kind
     elif get_origin(kind) in (Union, UnionType):

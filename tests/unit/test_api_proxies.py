@@ -1,4 +1,4 @@
-"""Proxies that the operator trusts, and nobody else: who somebody is, and from where."""
+"""Trusted proxies say who a user is, and from which address a request comes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def headers(*pairs: tuple[str, str]) -> Headers:
 
 
 @pytest.mark.parametrize("peer", ["10.0.0.5", "192.168.7.9", "fd00::1", "::ffff:10.0.0.5"])
-def test_a_proxy_of_ours_is_believed(peer: str) -> None:
+def test_the_user_header_of_a_trusted_proxy_is_used(peer: str) -> None:
     assert Proxies(SSO).user(peer, headers(("X-User", "alice"))) == User("alice", Scope.READ)
 
 
 @pytest.mark.parametrize("peer", ["10.0.0.6", "192.168.8.1", "127.0.0.1", "::1", "", "unix"])
-def test_nobody_else_is_believed(peer: str) -> None:
+def test_headers_of_other_peers_are_ignored(peer: str) -> None:
     given = headers(("X-User", "alice"), ("X-Groups", "platform"), ("X-Forwarded-For", "203.0.113.9"))
     assert Proxies(SSO).user(peer, given) is None
     assert Proxies(SSO).origin(peer, given) == peer
@@ -59,13 +59,13 @@ def test_nobody_else_is_believed(peer: str) -> None:
         ("/" + "a" * 300, ""),
     ],
 )
-def test_the_prefix_that_a_proxy_of_ours_cuts_off_is_believed(given: str, found: str) -> None:
+def test_only_a_valid_prefix_of_a_trusted_proxy_is_used(given: str, found: str) -> None:
     told = headers(("X-Forwarded-Prefix", given))
     assert Proxies(SSO).prefix("10.0.0.5", told) == found
     assert Proxies(SSO).prefix("10.0.0.6", told) == ""
 
 
-def test_groups_say_what_a_user_may_do() -> None:
+def test_groups_determine_the_scope_of_a_user() -> None:
     def scope(groups: str) -> Scope | None:
         found = Proxies(SSO).user("10.0.0.5", headers(("X-User", "alice"), ("X-Groups", groups)))
         assert found is not None
@@ -80,22 +80,22 @@ def test_groups_say_what_a_user_may_do() -> None:
     ]
 
 
-def test_without_a_name_nobody_is_known() -> None:
+def test_without_a_user_header_there_is_no_user() -> None:
     assert Proxies(SSO).user("10.0.0.5", headers()) is None
     assert Proxies(SSO).user("10.0.0.5", headers(("X-User", " "))) is None
     assert Proxies(Settings(api_proxies="10.0.0.5")).user("10.0.0.5", headers(("X-User", "alice"))) is None
 
 
 @pytest.mark.parametrize("given", [[("X-User", "alice"), ("X-User", "root")], [("X-User", "a" * 201)]])
-def test_a_name_that_is_none_is_refused(given: list[tuple[str, str]]) -> None:
+def test_invalid_user_names_are_rejected(given: list[tuple[str, str]]) -> None:
     with pytest.raises(Refused) as caught:
         Proxies(SSO).user("10.0.0.5", headers(*given))
     assert caught.value.problem.status == 403
 
 
-def test_the_last_address_that_is_not_ours_is_where_it_comes_from() -> None:
+def test_the_origin_is_the_last_untrusted_address() -> None:
     given = headers(("X-Forwarded-For", "1.2.3.4, 203.0.113.9"), ("X-Forwarded-For", "192.168.7.2"))
-    assert Proxies(SSO).origin("10.0.0.5", given) == "203.0.113.9"  # 1.2.3.4 is what the client has written
+    assert Proxies(SSO).origin("10.0.0.5", given) == "203.0.113.9"  # the client itself wrote 1.2.3.4
     assert Proxies(SSO).origin("10.0.0.5", headers()) == "10.0.0.5"
 
 
@@ -108,12 +108,12 @@ def test_the_last_address_that_is_not_ours_is_where_it_comes_from() -> None:
         (Settings(api_group_scopes="ops"), "api_group_scopes: expected one of read"),
     ],
 )
-def test_settings_that_will_not_do_are_refused(wrong: Settings, said: str) -> None:
+def test_invalid_proxy_settings_are_rejected(wrong: Settings, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         Proxies(wrong)
 
 
-def test_an_address_with_many_wrong_keys_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_with_many_wrong_keys_has_to_wait_before_logging_in(monkeypatch: pytest.MonkeyPatch) -> None:
     known = LoginLimits()
     monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda: 1_000.0))
     for _ in range(access._MAX_WRONG_KEYS):
@@ -125,7 +125,7 @@ def test_an_address_with_many_wrong_keys_has_to_wait(monkeypatch: pytest.MonkeyP
     assert known.wait("203.0.113.9") == 0
 
 
-def test_the_memory_of_addresses_is_bounded_and_a_host_is_a_network_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_limits_are_bounded_and_count_by_ipv6_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "_MAX_ADDRESSES", 100)
     known = LoginLimits()
     for number in range(access._MAX_WRONG_KEYS):

@@ -1,4 +1,4 @@
-"""What docs/architecture.md names is there, and it names every package."""
+"""docs/architecture.md names only files that exist, and names every package."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def files() -> list[Path]:
 
 
 def quoted() -> Iterator[str]:
-    """Yield what stands in backticks, outside of blocks."""
+    """Yield the texts in backticks outside of code blocks."""
     yield from re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL))
 
 
 def paths() -> list[str]:
-    """Return what is named like a file or folder."""
+    """Return the quoted names of files and folders."""
     return sorted({name for name in quoted() if re.fullmatch(r"[\w./]*\w/?", name) and ("/" in name or ".py" in name)})
 
 
 def modules() -> list[str]:
-    """Return what is named like a module."""
+    """Return the quoted names of modules."""
     known = {path.name.removesuffix(".py") for floor in FLOORS for path in floor.iterdir() if path.name[0] not in "._"}
     dotted = (name for name in quoted() if re.fullmatch(r"\w+(\.\w+)+", name) and not name.endswith((".py", ".md")))
     return sorted({name for name in dotted if name.split(".")[0] in known})
 
 
 def listed() -> list[tuple[str, str]]:
-    """Return the files that the list of packages names, each with its package."""
+    """Return the files in the list of packages, each with its package."""
     block = re.search(r"Packages for no single subject.*?```\n(.*?)```", TEXT, re.DOTALL)
     assert block is not None
     lines = [line.split(maxsplit=1) for line in block[1].splitlines()]
@@ -57,13 +57,13 @@ def test_each_module_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize(("room", "file"), listed())
-def test_each_listed_file_stands_in_its_room(room: str, file: str) -> None:
+def test_each_listed_file_is_in_its_package(room: str, file: str) -> None:
     assert any((floor / room / file).exists() for floor in FLOORS)
 
 
-def test_every_room_is_named() -> None:
+def test_every_package_is_named() -> None:
     rooms = {path.parent for path in files() if path.name == "__init__.py"}
-    rooms -= {room for room in rooms if room.parents[1].name == "plugins"}  # each is one of many
+    rooms -= {room for room in rooms if room.parents[1].name == "plugins"}  # each is one of many plugins
     named = {name.rstrip("/") for name in paths()} | {room for room, _ in listed()} | set(quoted())
     names = {str(room.relative_to(ROOT)).removeprefix("orchestrator/") for room in rooms}
     assert names - named - {"orchestrator", "workers"} == set()

@@ -1,4 +1,4 @@
-"""The one client over HTTP that executors have: what it refuses, and for how long and how much it reads."""
+"""The HTTP client of the executors: what it rejects, how long it waits, and how much it reads."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ T = TypeVar("T")
 
 
 def with_server(said: bytes, steps: Callable[[str], Awaitable[T]], *, stays: bool = False) -> tuple[T, bytes]:
-    """Ask a server that says this to whatever it is asked, and then closes the connection unless it stays."""
+    """Run `steps` against a server that answers `said`, and then closes the connection unless it stays."""
     heard: list[bytes] = []
     talks: set[asyncio.Task[None] | None] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         talks.add(asyncio.current_task())
-        with suppress(OSError, EOFError):  # who has heard enough leaves
+        with suppress(OSError, EOFError):  # clients may close the connection early
             heard.append(await reader.readuntil(b"\r\n\r\n"))
             writer.write(said)
             await writer.drain()
@@ -60,14 +60,14 @@ def asked(said: bytes, **more: Any) -> tuple[Answer, bytes]:
     return with_server(said, lambda url: ask(Endpoint.of(url), request, **{"max_size": 100, **more}))
 
 
-def test_what_is_asked_and_answered() -> None:
+def test_a_request_is_sent_and_its_answer_is_parsed() -> None:
     answer, heard = asked(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-A: b\r\n\r\n[]")
     assert (answer.status, answer.data, answer.headers["x-a"]) == (200, [], "b")
     assert heard.startswith(b"POST /base/x?a=1 HTTP/1.1\r\n")
     assert b"Authorization: Bearer k" in heard
 
 
-def test_a_redirect_is_an_answer_and_is_not_followed() -> None:
+def test_a_redirect_is_returned_and_not_followed() -> None:
     answer, _ = asked(b"HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n")
     assert answer.status == 302
 
@@ -84,19 +84,19 @@ def test_a_redirect_is_an_answer_and_is_not_followed() -> None:
     ],
     ids=["nothing", "a part", "garbage", "two lengths", "too much", "a head without end"],
 )
-def test_what_is_no_answer(said: bytes, error: type[Exception]) -> None:
+def test_invalid_answers_raise_an_error(said: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         asked(said)
 
 
-def test_where_nobody_may_ask() -> None:
+def test_destinations_that_are_not_allowed_are_rejected() -> None:
     with pytest.raises(Barred):
         asked(b"", allowed=parse_destinations("public", ""))
     with pytest.raises(Barred, match="webhooks"):
         asked(b"", allowed=parse_destinations("off", ""))
 
 
-def test_who_takes_a_request_and_never_answers_counts_as_away() -> None:
+def test_a_server_that_accepts_but_never_answers_is_unreachable() -> None:
     async def whole(url: str) -> None:
         await Api(url=url, timeout=0.2).ask("GET", "/jobs")
 
@@ -116,7 +116,7 @@ def test_who_takes_a_request_and_never_answers_counts_as_away() -> None:
         with_server(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\none\ntw", silent, stays=True)
 
 
-def test_a_refusal_is_read_up_to_a_limit() -> None:
+def test_an_error_response_is_read_up_to_a_limit() -> None:
     async def steps(url: str) -> None:
         async with Api(url=url, max_size=10).lines("/jobs", silence=60):
             raise AssertionError("it is no success")

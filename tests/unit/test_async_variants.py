@@ -1,4 +1,4 @@
-"""Blocking calls and their async twins, from one source."""
+"""Blocking calls and their async variants, from one source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orchestrator.testing import WorkflowTest
 
 
 class Door:
-    """Somebody rings, and then it opens."""
+    """Blocking methods and their async variants."""
 
     def __init__(self) -> None:
         self._client = Client(Settings(), {}, {})
@@ -67,7 +67,7 @@ def door() -> Iterator[Door]:
     made._client.close()
 
 
-def test_both_do_the_same(door: Door) -> None:
+def test_blocking_calls_and_async_variants_do_the_same(door: Door) -> None:
     async def main() -> list[int]:
         assert await door.aknock(times=2) == "knockknock"
         asyncio.get_running_loop().call_later(0.01, door.bell.ring)
@@ -78,12 +78,12 @@ def test_both_do_the_same(door: Door) -> None:
     assert {name.rsplit("_", 1)[0] for name in door.threads} == {"orchestrator-client"}
     threading.Timer(0.01, door.bell.ring).start()
     assert door.wait(6) == 6
-    door.bell.ring()  # before anyone waits
+    door.bell.ring()  # before any call waits
     assert door.wait(7) == 7
 
 
 @pytest.mark.slow
-def test_those_who_wait_hold_no_threads() -> None:
+def test_waiting_calls_hold_no_threads() -> None:
     threads = Threads()
     bells = [Pause(60) for _ in range(5_000)]
 
@@ -103,7 +103,7 @@ def test_those_who_wait_hold_no_threads() -> None:
     threads.close()
 
 
-def test_a_cancelled_wait_is_tidied_up_wherever_it_stands(door: Door) -> None:
+def test_a_cancelled_wait_is_cleaned_up_at_any_step(door: Door) -> None:
     started, go_on = threading.Event(), threading.Event()
 
     def slow() -> Steps[None]:
@@ -135,7 +135,7 @@ def test_a_cancelled_wait_is_tidied_up_wherever_it_stands(door: Door) -> None:
     assert sorted(door.seen) == ["closed", "closed", "slow closed"]
 
 
-def test_what_is_raised_comes_through(door: Door) -> None:
+def test_exceptions_reach_the_caller(door: Door) -> None:
     def fails() -> Steps[None]:
         yield Pause(0)
         raise LookupError("nothing")
@@ -148,7 +148,7 @@ def test_what_is_raised_comes_through(door: Door) -> None:
         asyncio.run(door.aknock(tims=2))  # type: ignore[call-arg]
 
 
-def test_inside_a_workflow_a_twin_is_the_command_or_the_refusal_that_the_method_is() -> None:
+def test_async_variants_in_a_workflow_behave_like_their_methods() -> None:
     app = Orchestrator(Settings())
 
     @app.workflow
@@ -188,7 +188,7 @@ def test_an_application_closes_at_the_end_of_a_block(monkeypatch: pytest.MonkeyP
     assert asyncio.run(main())._client is closed[1]
 
 
-def test_many_calls_use_a_few_threads_and_each_has_its_own_end() -> None:
+def test_many_calls_share_few_threads_and_end_independently() -> None:
     door = Door()
 
     def knock(number: int) -> int:
@@ -211,7 +211,7 @@ def test_many_calls_use_a_few_threads_and_each_has_its_own_end() -> None:
     assert len(door.threads) <= 16
 
 
-def test_a_call_that_is_cancelled_before_its_turn_is_not_made() -> None:
+def test_a_call_that_is_cancelled_while_queued_is_not_made() -> None:
     threads = Threads()
     go_on = threading.Event()
     made: list[int] = []
@@ -229,7 +229,7 @@ def test_a_call_that_is_cancelled_before_its_turn_is_not_made() -> None:
     assert sorted(made) == [0, 2, 3]
 
 
-def test_closed_loops_are_forgotten() -> None:
+def test_closed_event_loops_are_forgotten() -> None:
     threads = Threads()
     for _ in range(5):
         asyncio.run(threads.run(int))

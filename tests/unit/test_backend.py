@@ -1,4 +1,4 @@
-"""The parts of a client's backend are loaded when somebody needs them."""
+"""The parts of a client's backend are loaded on first use."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ assert "orchestrator.domain.schedules.cron" in sys.modules
 
 
 @pytest.mark.slow
-def test_the_first_enqueue_waits_for_no_module_that_only_schedules_and_workflows_need() -> None:
+def test_the_first_enqueue_imports_no_modules_of_schedules_or_workflows() -> None:
     done = subprocess.run([sys.executable, "-c", _FIRST_USE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_part_is_made_once_for_all_threads() -> None:
+def test_a_part_is_created_once_for_all_threads() -> None:
     backend = Backend(_SETTINGS)
     found: list[object] = []
     threads = [threading.Thread(target=lambda: found.append(backend.runs)) for _ in range(8)]

@@ -1,4 +1,4 @@
-"""How many events are read at once."""
+"""How many stream entries are read at once."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def test_small_entries_are_read_by_the_thousand() -> None:
     assert sizes.number(1_000) == 1_000
 
 
-def test_large_entries_are_cut_and_fewer_are_asked_for_next() -> None:
+def test_large_entries_are_cut_and_the_next_batch_is_smaller() -> None:
     sizes = BatchSizes()
     assert len(sizes.cut(entries(*[MAX_READ_BYTES // 2] * 10), 1_000)) == 2
     assert sizes.number(1_000) == 2
 
 
-def test_one_is_read_however_large_it_is() -> None:
+def test_one_entry_is_read_however_large_it_is() -> None:
     assert len(BatchSizes().cut(entries(3 * MAX_READ_BYTES, 1), 1_000)) == 1
 
 
-def test_more_are_asked_for_when_they_are_small_again() -> None:
+def test_batches_grow_when_entries_are_small_again() -> None:
     sizes = BatchSizes()
     sizes.cut(entries(MAX_READ_BYTES, MAX_READ_BYTES), 1_000)
     asked = [sizes.number(1_000)]

@@ -1,4 +1,4 @@
-"""Workflows written in Python are equal to the same written in a file."""
+"""Workflows built in Python equal the same workflows written in a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def discover_files(day: date) -> dict[str, Any]:
 def plain_function() -> None: ...
 
 
-def test_the_example_of_the_file() -> None:
+def test_the_builder_equals_the_example_file() -> None:
     flow = Workflow(
         "nightly",
         version=3,
@@ -60,7 +60,7 @@ tasks:
 """)
 
 
-def test_every_option() -> None:
+def test_every_option_equals_its_key_in_a_file() -> None:
     child = Workflow("child")
     flow = Workflow(
         "everything",
@@ -123,7 +123,7 @@ tasks:
     )
 
 
-def test_references_show_where_they_lead() -> None:
+def test_references_print_their_expression() -> None:
     flow = Workflow("x")
     output = flow.task("a", "t")
     assert str(output) == "${a}"
@@ -136,7 +136,7 @@ def test_references_show_where_they_lead() -> None:
     assert not hasattr(output, "__len__")
 
 
-def refusal(flow: Workflow) -> list[str]:
+def error_lines(flow: Workflow) -> list[str]:
     with pytest.raises(InvalidWorkflow) as caught:
         flow.definition()
     return str(caught.value).splitlines()
@@ -146,7 +146,7 @@ def test_mistakes_are_all_named() -> None:
     flow = Workflow("x", params={"day": date}, defaults={"timeout": "soon"}, schedule={"cron": "0 25 * * *"})
     flow.task("process", "t", input={"day": flow.params.dya})
     flow.task("report", "t", depends_on=["proces"], retires=2)  # type: ignore[call-arg]
-    assert refusal(flow) == [
+    assert error_lines(flow) == [
         "workflow 'x': schedule.cron: hour '25' of '0 25 * * *': expected 0 to 23; also *, lists, ranges and steps.",
         "workflow 'x': defaults.timeout: expected a duration such as 250ms, 30s, 10m, 1h30m or 2d, or a number of "
         "seconds, found the string 'soon'.",
@@ -156,13 +156,13 @@ def test_mistakes_are_all_named() -> None:
     ]
 
 
-def test_only_plain_data_is_kept() -> None:
+def test_only_plain_data_is_accepted() -> None:
     flow = Workflow("x")
     flow.task("a", "t", input={"x": object()})
-    assert refusal(flow) == ["workflow 'x': only plain data can be kept: builtins.object is not plain data."]
+    assert error_lines(flow) == ["workflow 'x': only plain data can be kept: builtins.object is not plain data."]
     flow = Workflow("x")
     flow.task("a", "t", input={"x": float("inf")})
-    assert refusal(flow) == ["workflow 'x': a number in it is not a finite number of at most 64 bits."]
+    assert error_lines(flow) == ["workflow 'x': a number in it is not a finite number of at most 64 bits."]
 
 
 def test_parameters_may_be_written_as_in_files() -> None:
@@ -188,7 +188,7 @@ def test_names_and_types_are_checked_at_once() -> None:
         Workflow("x", params={"p": set})
 
 
-def test_a_task_with_other_options_is_not_what_workers_know() -> None:
+def test_a_step_rejects_a_task_with_other_options() -> None:
     task = Orchestrator().task(name="t")(lambda: None)
     Workflow("x").task("a", task)
     with pytest.raises(
@@ -197,7 +197,7 @@ def test_a_task_with_other_options_is_not_what_workers_know() -> None:
         Workflow("x").task("a", task.options(concurrency=3))
 
 
-def test_a_step_with_a_dot_in_its_name_is_referred_to_like_any_other() -> None:
+def test_a_step_with_a_dot_in_its_name_can_be_referenced() -> None:
     flow = Workflow("dots")
     load = flow.task("load.orders", "t")
     flow.task("each", "t", depends_on=[load], foreach=load.rows, input={"all": load})
@@ -206,7 +206,7 @@ def test_a_step_with_a_dot_in_its_name_is_referred_to_like_any_other() -> None:
     assert step.input == {"all": "${`load.orders`}"}
 
 
-def test_a_definition_made_by_hand_is_checked_before_it_is_stored() -> None:
+def test_a_definition_built_by_hand_is_checked_before_it_is_stored() -> None:
     made = Definition(name="by-hand", steps=(Step(name="x" * 6_000, task="t"),))
     with pytest.raises(InvalidWorkflow, match=r"workflow 'by-hand': tasks\.'x{128}…': a name has 1 to 128 characters"):
         Orchestrator().workflows.apply(made)

@@ -1,4 +1,4 @@
-"""Calls carry their rules: one without a rule is refused at import, and the backend has what the rules name."""
+"""Calls declare their rules: a call without rules is rejected at import, and the backend has what the rules name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from orchestrator.settings import Settings
 CALLS = [one for part, protocol in PARTS.items() for one in declared(part, protocol).values()]
 
 
-def test_a_call_says_what_it_is_about() -> None:
+def test_a_call_without_a_subject_is_rejected() -> None:
     with pytest.raises(TypeError, match="say what it is about"):
 
         @call()
@@ -35,7 +35,7 @@ def test_a_call_says_what_it_is_about() -> None:
             return []
 
 
-def test_rules_name_arguments_of_the_call() -> None:
+def test_rules_that_name_unknown_arguments_are_rejected() -> None:
     class Wrong(Protocol):
         @call(about={Kind.RUN: "task"})
         def shown(self, run: bytes) -> str:
@@ -45,12 +45,12 @@ def test_rules_name_arguments_of_the_call() -> None:
         declared("wrong", Wrong)
 
 
-def test_subjects_have_calls() -> None:
+def test_every_part_has_calls() -> None:
     assert {one.part for one in CALLS} == {*PARTS}
     assert len(CALLS) > 100
 
 
-def test_the_backend_has_each_call_with_its_arguments_and_those_that_confine_it() -> None:
+def test_the_backend_has_each_call_with_all_its_arguments() -> None:
     backend = Backend(Settings(database_url="postgresql://nowhere/x", redis_url="redis://nowhere"))
     for one in CALLS:
         method = getattr(type(getattr(backend, one.part)), one.name)
@@ -61,15 +61,15 @@ def test_the_backend_has_each_call_with_its_arguments_and_those_that_confine_it(
 
 
 def _filters(kind: Any) -> Iterator[type]:
-    """Yield the types of conditions in the type of an argument."""
+    """Yield the types of filters within the type of an argument."""
     if isinstance(kind, type) and kind.__name__.endswith("Filter"):
         yield kind
     for part in get_args(kind):
         yield from _filters(part)
 
 
-def test_a_filter_refuses_a_condition_that_it_does_not_know() -> None:
-    """A server that ignored the condition of a newer client would list, retry or cancel more than was asked for."""
+def test_a_filter_rejects_an_unknown_condition() -> None:
+    """A server that ignored a condition of a newer client would list, retry or cancel more than was requested."""
     found = {filter_ for one in CALLS for kind in one.arguments.values() for filter_ in _filters(kind)}
     assert len(found) >= 4
     for kind in found:
@@ -79,7 +79,7 @@ def test_a_filter_refuses_a_condition_that_it_does_not_know() -> None:
             pytest.fail(f"{kind.__name__} ignores an unknown condition")
 
 
-def test_a_client_cannot_send_a_number_out_of_range_as_an_option() -> None:
+def test_a_number_option_out_of_range_is_rejected() -> None:
     settings = Settings(database_url="postgresql://nowhere/x", redis_url="redis://nowhere")
     task = NewTask(id=bytes(16), name="resize", queue="default", payload=encode_call("resize", (), {}, 1000))
     check_new_task(settings, task, {})
@@ -101,8 +101,8 @@ BROUGHT = {NewTask, Definition, Flow, RunStarted, SignalReceived, UpdateRequeste
 
 
 @pytest.mark.parametrize("one", CALLS, ids=lambda one: f"{one.part} {one.name}")
-def test_a_call_that_brings_tasks_definitions_keys_or_tags_is_checked_again(one: Declared) -> None:
-    """Anyone may send anything, and the client's own checks are made where it runs."""
+def test_the_server_checks_tasks_definitions_keys_and_tags_again(one: Declared) -> None:
+    """A client may send anything: its own checks run in its own process."""
     for name, hint in one.arguments.items():
         if {*parts_of(hint)} & BROUGHT or name == "tags":
             assert check_of(hint) is not None, name

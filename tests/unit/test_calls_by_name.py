@@ -1,4 +1,4 @@
-"""Calls of tasks that only the workers have: checked as any other, also where the same options were checked before."""
+"""Calls of tasks by name alone: checked like other calls, also if the same options were checked before."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def call(name: str = "shop.job", **options: Any) -> NewTask:
         {"concurrency_key": "k", "delay": 5, "queue": "other", "timeout": 3.0},
     ],
 )
-def test_the_second_call_is_as_the_first(options: dict[str, Any]) -> None:
+def test_a_repeated_call_differs_only_in_its_id(options: dict[str, Any]) -> None:
     first, second = call(**options), call(**options)
     assert second.id != first.id
     assert msgspec.structs.replace(second, id=first.id) == first
@@ -56,7 +56,7 @@ def test_each_call_has_its_own_idempotency_key() -> None:
         ({"retries": -1}, "Option retries"),
     ],
 )
-def test_what_will_not_do_is_refused_whatever_was_accepted_before(options: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_rejected_after_valid_calls(options: dict[str, Any], words: str) -> None:
     call(priority=1, retries=1)
     call(priority=1)
     for _ in range(2):
@@ -64,7 +64,7 @@ def test_what_will_not_do_is_refused_whatever_was_accepted_before(options: dict[
             call(**options)
 
 
-def test_unknown_options_and_names_are_refused() -> None:
+def test_unknown_options_and_invalid_names_are_rejected() -> None:
     with pytest.raises(UnknownOption, match="Did you mean 'priority'"):
         call(priorty=1)
     with pytest.raises(InvalidTask, match="A task name has"):

@@ -1,4 +1,4 @@
-"""Who knows what: which workers of a queue a task goes to where they differ, and how many."""
+"""Which workers of a queue receive a task where they know different names, and how many."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def capabilities(*beats: Heartbeat) -> Capabilities:
     return found
 
 
-def test_where_all_are_of_a_kind_nothing_is_placed() -> None:
+def test_a_queue_of_equal_workers_needs_no_placement() -> None:
     same = capabilities(beat("a", "old"), beat("b", "old"), beat("c", "new", queue="other"))
     assert same.mixed == frozenset()
     assert same.knowing("default", "both") is None
     assert same.knowing("default", "fresh") == NOBODY
 
 
-def test_where_they_differ_each_name_has_its_kinds() -> None:
+def test_each_name_has_the_kinds_of_workers_that_know_it() -> None:
     mixed = capabilities(beat("a", "old"), beat("b", "new"), beat("c", "any"))
     assert mixed.mixed == {"default"}
     assert mixed.knowing("default", "both") is None
@@ -49,7 +49,7 @@ def test_where_they_differ_each_name_has_its_kinds() -> None:
     assert mixed.knowing("elsewhere", "both") == NOBODY
 
 
-def test_tasks_go_to_whoever_knows_them_and_has_most_room_up_to_their_slots() -> None:
+def test_a_task_is_placed_on_the_able_worker_with_most_free_slots() -> None:
     mixed = capabilities(beat("a", "old", slots=9), beat("b", "new", slots=2), beat("c", "new", slots=3, running=2))
     assert mixed.places("default", frozenset({"new"})) == 5
     placed = [mixed.place("default", frozenset({"new"})) for _ in range(6)]
@@ -58,31 +58,31 @@ def test_tasks_go_to_whoever_knows_them_and_has_most_room_up_to_their_slots() ->
     assert mixed.places("default", frozenset({"new"})) == 0
 
 
-def test_a_program_that_one_machine_lacks_is_had_by_others_like_it() -> None:
+def test_a_program_that_one_worker_lacks_is_run_by_equal_workers() -> None:
     names = {"open": frozenset({announced("process *")})}
     found, ffmpeg = Capabilities(), announced("process ffmpeg")
 
-    def hear(*workers: str, now: float = 0.0) -> None:
+    def observe(*workers: str, now: float = 0.0) -> None:
         found.index([beat(worker, "open") for worker in workers], names, now)
 
-    hear("a", "b")
+    observe("a", "b")
     found.deny("a", ffmpeg)
     assert (found.executing("default", ffmpeg), found.mixed) == (["b"], frozenset())
     assert found.executing("default", announced("process wc")) == ["a", "b"]
     found.deny("b", ffmpeg)
     assert found.knowing("default", ffmpeg) == NOBODY, "it waits for another"
-    hear("a", "b", "c")
+    observe("a", "b", "c")
     assert found.executing("default", ffmpeg) == ["c"]
-    hear("a", "b", "c", now=601.0)
+    observe("a", "b", "c", now=601.0)
     assert found.executing("default", ffmpeg) == ["a", "b", "c"], "it may have been installed"
 
 
-def test_what_is_in_flight_takes_its_place_until_it_is_over() -> None:
+def test_tasks_in_flight_occupy_their_slots_until_they_end() -> None:
     mixed = capabilities(beat("a", "old"), beat("b", "new", slots=2))
     mixed.committed({b"1": FRESH_AT_B, b"2": FRESH_AT_B}, ())
     mixed.begin(())
     assert mixed.place("default", frozenset({"new"})) is None
-    mixed.begin([b"1", b"1", b"other"])  # in this very tick
+    mixed.begin([b"1", b"1", b"other"])  # ended in this very tick
     assert mixed.places("default", frozenset({"new"})) == 1
     assert mixed.place("default", frozenset({"new"})) == "b"
     mixed.committed({b"3": FRESH_AT_B}, [b"1"])
@@ -94,14 +94,14 @@ def test_what_is_in_flight_takes_its_place_until_it_is_over() -> None:
     assert (mixed.places("default", frozenset({"new"})), mixed.holder(b"2")) == (1, None)
 
 
-def test_a_quick_queue_is_placed_ahead_of_its_slots() -> None:
+def test_a_fast_queue_is_placed_ahead_of_its_slots() -> None:
     mixed = capabilities(beat("a", "old"), beat("b", "new", slots=2))
     mixed.rates = {"default": 400.0}
     mixed.begin(())
     assert mixed.places("default", frozenset({"new"})) == 2 + 20
 
 
-def test_a_function_that_is_not_there_is_not_tried_again_until_another_worker_comes() -> None:
+def test_a_missing_function_is_not_retried_until_another_worker_arrives() -> None:
     beats = [beat("a", "any"), beat("b", "any")]
     found = capabilities(*beats)
     assert found.mixed == frozenset()
@@ -113,14 +113,14 @@ def test_a_function_that_is_not_there_is_not_tried_again_until_another_worker_co
     assert found.denied() == [("default", "jobs:run")]
     found.index(beats, NAMES, 1.0)
     assert found.knowing("default", "jobs:run") == NOBODY
-    found.index([*beats, beat("c", "any")], NAMES, 2.0)  # perhaps it has the file
+    found.index([*beats, beat("c", "any")], NAMES, 2.0)  # the new worker may have the file
     assert (found.knowing("default", "jobs:run"), found.mixed, found.denied()) == (None, frozenset(), [])
     found.deny("a", "jobs:run")
     found.index([*beats, beat("c", "any")], NAMES, 1_000.0)
     assert found.mixed == frozenset(), "and it is not believed for ever"
 
 
-def test_of_two_kinds_one_may_have_the_function() -> None:
+def test_a_function_that_one_kind_lacks_is_left_to_the_other_kind() -> None:
     found = Capabilities()
     found.index(
         [beat("a", "any"), beat("b", "more")], {"any": NAMES["any"], "more": frozenset({"x", ANY_FUNCTION})}, 0.0
@@ -134,7 +134,7 @@ def test_of_two_kinds_one_may_have_the_function() -> None:
     st.lists(st.tuples(st.sampled_from(["old", "new", "any"]), st.integers(0, 5), st.integers(0, 5)), max_size=8),
     st.integers(0, 30),
 )
-def test_nobody_gets_more_than_its_slots_and_nobody_idles_while_a_task_waits(
+def test_no_worker_exceeds_its_slots_or_idles_while_a_task_waits(
     workers: list[tuple[str, int, int]], tasks: int
 ) -> None:
     beats = [beat(f"w{place}", kind, slots=slots, running=run) for place, (kind, slots, run) in enumerate(workers)]
@@ -148,7 +148,7 @@ def test_nobody_gets_more_than_its_slots_and_nobody_idles_while_a_task_waits(
     assert all(count <= slots[worker] for worker, count in placed.items() if worker is not None)
 
 
-def test_a_full_worker_is_to_give_back_what_others_have_slots_for_and_no_more() -> None:
+def test_a_full_worker_returns_only_tasks_that_others_have_slots_for() -> None:
     full, old, other = beat("b", "new", running=2), beat("a", "old", slots=9), beat("c", "new", slots=2, running=1)
     placed = dict.fromkeys((b"1", b"2", b"3"), FRESH_AT_B)
     for beats, expected, is_of_use in (
@@ -166,7 +166,7 @@ def test_a_full_worker_is_to_give_back_what_others_have_slots_for_and_no_more() 
         assert mixed.is_of_use(FRESH_AT_B) is is_of_use
 
 
-def test_what_a_task_needs_has_to_be_known_altogether() -> None:
+def test_a_worker_must_know_everything_that_a_task_needs() -> None:
     mixed = capabilities(beat("a", "old"), beat("b", "new"), beat("c", "any"))
     assert mixed.able("default", ("both",)) == {"old", "new", "any"}
     assert mixed.able("default", ("both", "fresh")) == {"new"}

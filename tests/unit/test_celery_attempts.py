@@ -63,7 +63,7 @@ def listen(*wanted: signals.Signal) -> None:
         signal.connect(SENT[signal])
 
 
-def attempted(task: Any, *args: Any, run: bytes | None = None, outbox: Any = None, **kwargs: Any) -> Any:
+def run_attempt(task: Any, *args: Any, run: bytes | None = None, outbox: Any = None, **kwargs: Any) -> Any:
     """Run one attempt of a call, as a worker does; return its report."""
     new = task._registered()._new(args, kwargs)
     return ran(task, new, run, outbox)
@@ -80,11 +80,11 @@ def ran(task: Any, new: NewTask, run: bytes | None = None, outbox: Any = None) -
 @pytest.mark.parametrize(
     "value", [{1, 2}, (i for i in range(3)), 2**70, "x" * 2_000_000], ids=["set", "generator", "large int", "large"]
 )
-def test_a_result_that_cannot_be_stored_is_a_failure_and_never_a_success(app: Celery, value: Any) -> None:
+def test_an_unstorable_result_is_a_failure_and_never_a_success(app: Celery, value: Any) -> None:
     listen(signals.task_success, signals.task_failure)
     errback = app.task(name="unit.errback")(lambda *args: heard.append(f"errback {type(args[1]).__name__}"))
     task = app.task(name="unit.returns")(lambda: value)
-    report = attempted(task, _celery={"errbacks": [dict(errback.s())]})
+    report = run_attempt(task, _celery={"errbacks": [dict(errback.s())]})
     assert heard == [
         "errback EncodeError",
         "on_failure EncodeError",
@@ -95,24 +95,24 @@ def test_a_result_that_cannot_be_stored_is_a_failure_and_never_a_success(app: Ce
     assert report.error.kind == "orchestrator.compat.celery.exceptions.EncodeError"
 
 
-def test_a_result_that_is_not_kept_may_be_anything(app: Celery) -> None:
-    assert isinstance(attempted(app.task(name="unit.any", ignore_result=True)(lambda: {1, 2})), Succeeded)
+def test_an_ignored_result_may_be_any_value(app: Celery) -> None:
+    assert isinstance(run_attempt(app.task(name="unit.any", ignore_result=True)(lambda: {1, 2})), Succeeded)
     assert heard == ["on_success {1, 2}", "after_return SUCCESS"]
 
 
-def test_a_task_that_is_replaced_has_not_failed(app: Celery) -> None:
+def test_a_replaced_task_has_not_failed(app: Celery) -> None:
     listen(signals.task_failure)
     other = app.task(name="unit.other")(lambda: 5)
     task = app.task(name="unit.replaced", bind=True)(lambda self: self.replace(other.s()))
     for run in (None, new_id()):
         outbox = KeptOutbox()
-        report = attempted(task, run=run, outbox=outbox)
+        report = run_attempt(task, run=run, outbox=outbox)
         assert (heard, isinstance(report, Succeeded)) == ([], run is None)
         assert run is None or report.error.kind.endswith("Again")
         assert [new.name for new in outbox.tasks or report.children] == ["unit.other"]
 
 
-def test_a_task_that_is_revoked_in_a_blocking_call_is_told_once(app: Celery) -> None:
+def test_a_task_revoked_in_a_blocking_call_sends_one_signal(app: Celery) -> None:
     listen(signals.task_revoked)
     execution.watch_stops(app)
     [hook] = app.orchestrator.middleware
@@ -123,18 +123,18 @@ def test_a_task_that_is_revoked_in_a_blocking_call_is_told_once(app: Celery) -> 
         assert heard == ["task_revoked unit.blocked"]
         raise TaskAborted
 
-    assert isinstance(attempted(task), Failed)
+    assert isinstance(run_attempt(task), Failed)
     assert heard == ["task_revoked unit.blocked"]
 
 
-def test_a_retry_is_published_too(app: Celery) -> None:
+def test_a_retry_sends_the_publish_signal(app: Celery) -> None:
     listen(signals.before_task_publish)
     task = app.task(name="unit.again", bind=True)(lambda self, x: self.retry(args=(x + 1,), countdown=0))
-    attempted(task, 1)
+    run_attempt(task, 1)
     assert heard == ["publish unit.again (2,)"]
 
 
-def test_a_time_limit_has_words_in_hooks(app: Celery) -> None:
+def test_time_limit_exceptions_have_a_message_in_hooks(app: Celery) -> None:
     assert str(TimeLimitExceeded()) == "ran longer than its timeout"
     assert str(SoftTimeLimitExceeded()) == "ran longer than its soft timeout"
     assert str(TimeLimitExceeded("other words")) == "other words"
@@ -149,27 +149,27 @@ def test_a_task_sees_its_own_state_and_the_priority_of_its_route(app: Celery) ->
         seen.append(self.AsyncResult(self.request.id).info)
 
     app.conf.task_routes = {"unit.tracked": {"queue": "a", "priority": 4}}
-    attempted(app.task(name="unit.tracked", bind=True, track_started=True)(look))
-    attempted(app.task(name="unit.plain", bind=True)(look))
+    run_attempt(app.task(name="unit.tracked", bind=True, track_started=True)(look))
+    run_attempt(app.task(name="unit.plain", bind=True)(look))
     assert seen == [("STARTED", 4), {"current": 1}, ("PENDING", None), {"current": 1}]
 
 
-def test_the_priority_of_a_function_that_routes_travels_with_the_call(app: Celery) -> None:
+def test_the_priority_of_a_routing_function_travels_with_the_call(app: Celery) -> None:
     app.conf.task_routes = lambda name, *_, **__: {"queue": "a", "priority": 4} if name == "unit.routed" else None
     task = app.task(name="unit.routed", bind=True)(lambda self: self.request.delivery_info["priority"])
     outbox = KeptOutbox()
-    attempted(app.task(name="unit.caller")(lambda: task.delay().id), outbox=outbox)
+    run_attempt(app.task(name="unit.caller")(lambda: task.delay().id), outbox=outbox)
     assert decode_value(ran(task, outbox.tasks[0]).result) == 4
     part = composing.compose(app, task.s(), ())
     assert part.kwargs["_celery"]["priority"] == 4  # type: ignore[attr-defined]
 
 
-def test_meta_that_is_too_long_is_left_out_and_the_task_goes_on(app: Celery) -> None:
+def test_meta_that_is_too_long_is_dropped_and_the_task_continues(app: Celery) -> None:
     def tell(self: Any) -> None:
         self.update_state(state="PROGRESS", meta={"current": 1, "total": 2, "text": "x" * 5_000})
 
     outbox = KeptOutbox()
-    assert isinstance(attempted(app.task(name="unit.long", bind=True)(tell), outbox=outbox), Succeeded)
+    assert isinstance(run_attempt(app.task(name="unit.long", bind=True)(tell), outbox=outbox), Succeeded)
     [(_, mark)] = outbox.marks
     assert (json.loads(mark.text), mark.fraction) == ({"state": "PROGRESS", "meta": None}, 0.5)
     assert "5,0" in outbox.lines[0][1].text
@@ -181,14 +181,14 @@ def test_a_bound_error_callback_is_given_the_id(app: Celery) -> None:
     bound = app.task(name="unit.bound", bind=True)(lambda self, *args: (self, args))
     plain = app.task(name="unit.plain")(lambda *args: given.append(len(args)))
     outbox = KeptOutbox()
-    attempted(failing, _celery={"errbacks": [dict(bound.s()), dict(plain.s())]}, outbox=outbox)
+    run_attempt(failing, _celery={"errbacks": [dict(bound.s()), dict(plain.s())]}, outbox=outbox)
     assert given == [3]
     [called] = outbox.tasks
     (args, _) = decode_value(called.payload)[:2]
     assert (called.name, len(args), bool(UUID(args[0]))) == ("unit.bound", 1, True)
 
 
-def test_the_message_beside_the_arguments_is_not_for_programs(app: Celery) -> None:
+def test_programs_cannot_pass_the_internal_message_argument(app: Celery) -> None:
     task = app.task(name="unit.named")(lambda x, **kwargs: (x, kwargs))
     for call in (task.delay, task.s(1).delay):
         with pytest.raises(NotCovered, match="an argument named _celery"):

@@ -1,4 +1,4 @@
-"""`orchestrator.compat.celery` where no service is needed: settings, schedules, routes, eager mode, refusals."""
+"""`orchestrator.compat.celery` without services: settings, schedules, routes, eager mode, rejections."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def adding(app: Celery) -> Any:
 # -- settings
 
 
-def test_settings_have_old_names_new_names_and_those_of_a_namespace() -> None:
+def test_settings_have_old_new_and_namespaced_names() -> None:
     app = Celery("unit", broker="redis://here/1")
     app.conf.update(CELERY_TASK_RESULT_EXPIRES=60, CELERYD_CONCURRENCY=4)
     app.config_from_object(SimpleNamespace(SHOP_TASK_TIME_LIMIT=30, DEBUG=True, CELERY_TIMEZONE="X"), namespace="SHOP")
@@ -68,25 +68,25 @@ def test_settings_without_an_effect_are_named_in_one_warning() -> None:
     ("setting", "value"),
     [("task_serializer", "pickle"), ("worker_pool", "gevent"), ("beat_scheduler", "x:DatabaseScheduler")],
 )
-def test_settings_that_would_mean_something_else_are_refused(setting: str, value: str) -> None:
+def test_settings_with_unsupported_values_are_rejected(setting: str, value: str) -> None:
     with pytest.raises(ImproperlyConfigured, match=setting):
         Celery("unit").conf.update({setting: value})
 
 
 @pytest.mark.parametrize(("setting", "value"), [("timezone", "Mars/X"), ("worker_concurrency", -1)])
-def test_settings_that_cannot_be_meant_are_refused_at_once(setting: str, value: Any) -> None:
+def test_settings_with_invalid_values_are_rejected_at_once(setting: str, value: Any) -> None:
     with pytest.raises(ImproperlyConfigured, match=f"{setting}: expected .* found {value!r}"):
         Celery("unit").conf.update({setting: value})
 
 
-def test_a_module_of_settings_that_is_not_there_is_named() -> None:
+def test_a_missing_settings_module_is_named() -> None:
     app = Celery("unit")
     app.config_from_object("no_such_settings")
     with pytest.raises(ImproperlyConfigured, match=r"config_from_object\('no_such_settings'\)"):
         app._configure()
 
 
-def test_settings_of_libraries_are_kept_and_misspelt_ones_named() -> None:
+def test_library_settings_are_kept_and_misspelled_settings_are_named() -> None:
     app = Celery("unit")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -99,7 +99,7 @@ def test_settings_of_libraries_are_kept_and_misspelt_ones_named() -> None:
 # -- tasks and options
 
 
-def test_libraries_pass_options_of_their_own(app: Celery) -> None:
+def test_libraries_can_pass_their_own_options(app: Celery) -> None:
     class Once(Task):
         abstract = True
 
@@ -114,12 +114,12 @@ def test_libraries_pass_options_of_their_own(app: Celery) -> None:
         calls.native_options(routes.Invocation(app, "unit.once", (), {}, {"countdwon": 3}, add))
 
 
-def test_a_refusal_reads_the_same_in_the_caller() -> None:
+def test_a_rejection_reads_the_same_in_the_caller() -> None:
     text = str(NotCovered("allow_join_result", "Link it."))
     assert str(outcomes.rebuilt("orchestrator.compat.celery.exceptions.NotCovered", text, {})) == text
 
 
-def test_a_task_has_the_options_that_its_decorator_settings_and_routes_give(app: Celery) -> None:
+def test_task_options_combine_decorator_settings_and_routes(app: Celery) -> None:
     app.conf.update(task_time_limit=30, task_routes=([("unit.*", {"queue": "a"})], {"other.*": "b"}))
     task = app.task(name="unit.limited", rate_limit="10/m", soft_time_limit=40, ignore_result=True)(lambda: None)
     assert registering.options_of(task) == {"queue": "a", "timeout": 30, "rate": "10/m", "store_result": False}
@@ -128,7 +128,7 @@ def test_a_task_has_the_options_that_its_decorator_settings_and_routes_give(app:
     assert calls.native_options(routes.Invocation(app, "unit.x", (7,), {}, {})) == {"queue": "for-7"}
 
 
-def test_a_task_that_is_acknowledged_early_runs_at_most_once_where_that_is_said() -> None:
+def test_explicit_early_acknowledgement_runs_a_task_at_most_once() -> None:
     for conf, said, expected in (
         ({}, {}, None),
         ({}, {"acks_late": True}, None),
@@ -140,7 +140,7 @@ def test_a_task_that_is_acknowledged_early_runs_at_most_once_where_that_is_said(
         assert registering.options_of(task).get("on_loss") == expected
 
 
-def test_a_router_that_fails_is_no_router_of_before_celery_4(app: Celery) -> None:
+def test_an_error_in_a_router_is_not_taken_for_an_old_router(app: Celery) -> None:
     def broken(name: str, args: Any = (), kwargs: Any = None, options: Any = None, task: Any = None) -> Any:
         return None if options is None else name + 1  # type: ignore[operator]
 
@@ -161,7 +161,7 @@ def by_first_argument(name: str, args: Any, kwargs: Any, options: Any, task: Any
     return {"queue": f"for-{args[0]}"}
 
 
-def test_options_of_a_call_become_ours(app: Celery) -> None:
+def test_call_options_become_native_options(app: Celery) -> None:
     when = datetime(2030, 1, 1)
     given = {"eta": when, "expires": timedelta(minutes=1), "priority": 3, "queue": "celery", "time_limit": 5}
     assert calls.native_options(routes.Invocation(app, "unit.x", (), {}, given)) == {
@@ -177,7 +177,7 @@ def test_options_of_a_call_become_ours(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("enable_utc", [True, False])
-def test_a_time_without_a_zone_is_utc_whatever_the_time_zone_of_the_program(enable_utc: bool) -> None:
+def test_a_naive_time_is_utc_in_every_time_zone_of_the_program(enable_utc: bool) -> None:
     app = Celery("unit", changes={"timezone": "Europe/Berlin", "enable_utc": enable_utc})
     task = app.task(name="unit.until", expires=datetime(2030, 1, 1, 12))(lambda: None)
     for when in (datetime(2030, 1, 1, 12), "2030-01-01T12:00:00"):
@@ -187,7 +187,7 @@ def test_a_time_without_a_zone_is_utc_whatever_the_time_zone_of_the_program(enab
     assert execution._seconds_until(datetime.now(UTC).replace(tzinfo=None) + timedelta(minutes=1)) > 55
 
 
-def test_classes_annotations_and_a_class_for_all_tasks() -> None:
+def test_task_classes_and_annotations_are_applied() -> None:
     class InContext(Task):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return ["context", self.run(*args, **kwargs), self.request.called_directly]
@@ -201,7 +201,7 @@ def test_classes_annotations_and_a_class_for_all_tasks() -> None:
     assert add(1, 2) == ["context", 3, True]
 
 
-def test_retries_here(app: Celery) -> None:
+def test_retries_run_in_eager_mode(app: Celery) -> None:
     tries: list[int] = []
 
     @app.task(bind=True, autoretry_for=(OSError,), retry_backoff=True, retry_kwargs={"max_retries": 2})
@@ -218,7 +218,7 @@ def test_retries_here(app: Celery) -> None:
 # -- canvas
 
 
-def test_a_canvas_runs_here(app: Celery) -> None:
+def test_a_canvas_runs_in_eager_mode(app: Celery) -> None:
     add, total = adding(app), app.task(name="unit.total")(sum)
     assert (add.s(1, 2) | add.s(3)).delay().get() == 6
     assert group(add.s(i, i) for i in range(3))().get() == [0, 2, 4]
@@ -228,7 +228,7 @@ def test_a_canvas_runs_here(app: Celery) -> None:
     assert chain(add.s(1, 1), group(add.s(1), add.s(2)), total.s()).apply_async().get() == 7
 
 
-def test_a_signature_is_json(app: Celery) -> None:
+def test_signatures_survive_json(app: Celery) -> None:
     add = adding(app)
     for sig in (add.s(1, 2), add.si(1) | add.s(3), group([add.s(1, 1)]), chord([add.s(1, 1)], add.s(2)), add.map([1])):
         again = signature(json.loads(json.dumps(sig)), app=app)
@@ -239,7 +239,7 @@ def test_a_signature_is_json(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("first", ["call", "chain", "group", "chord"])
-def test_a_call_in_place_goes_on_with_another(app: Celery, first: str) -> None:
+def test_a_signature_can_be_chained_in_place(app: Celery, first: str) -> None:
     add, total, ran = adding(app), app.task(name="unit.total")(sum), list[str]()
     note = app.task(name="unit.note")(ran.append)
     sig: Any = note.s("first")
@@ -265,10 +265,10 @@ def test_a_call_in_place_goes_on_with_another(app: Celery, first: str) -> None:
         sig |= 5
 
 
-# -- schedules, signals, refusals
+# -- schedules, signals, rejections
 
 
-def test_schedules_become_ours() -> None:
+def test_schedules_become_native_schedules() -> None:
     assert crontab(minute="*/15", hour=[3, 1], day_of_week="Monday,fri").times() == {"cron": "*/15 1,3 * * mon,fri"}
     assert schedule(timedelta(minutes=2)).times() == {"every": 120.0}
     for refused in (lambda: solar("sunset", 1, 2), lambda: crontab(day_of_month=1, day_of_week=1)):
@@ -288,7 +288,7 @@ def test_schedules_become_ours() -> None:
         app.add_periodic_task(5, add.s(1, 1) | add.s(1))
 
 
-def test_signals_choose_their_senders(app: Celery) -> None:
+def test_a_signal_receiver_can_choose_its_sender(app: Celery) -> None:
     add, heard = adding(app), list[int]()
     signals.task_success.connect(lambda result, **_: heard.append(result), sender=add, weak=False)
     signals.task_prerun.connect(lambda **_: 1 / 0, dispatch_uid="broken")
@@ -309,7 +309,7 @@ def test_a_shared_task_belongs_to_the_current_application(app: Celery) -> None:
     assert "unit.shared" in other.tasks
 
 
-def test_what_is_refused_says_what_to_use(app: Celery) -> None:
+def test_unsupported_calls_name_an_alternative(app: Celery) -> None:
     with pytest.raises(NotCovered, match="Run `orchestrator celery -A module worker`."):
         app.worker_main(["worker"])  # type: ignore[attr-defined]
     assert not hasattr(app, "amqp")
@@ -319,7 +319,7 @@ def test_what_is_refused_says_what_to_use(app: Celery) -> None:
         adding(app).apply_async("ab")
 
 
-def test_events_are_refused_with_what_to_use(app: Celery) -> None:
+def test_events_are_rejected_with_an_alternative(app: Celery) -> None:
     with pytest.raises(NotCovered, match="metrics"):
         app.events.Receiver(None)  # type: ignore[attr-defined]
     with pytest.raises(NotCovered, match="Log a line"):
@@ -334,14 +334,14 @@ def test_events_are_refused_with_what_to_use(app: Celery) -> None:
 @pytest.mark.parametrize(
     "words", [["--args=[1,"], ["-a", "5"], ["--kwargs=[1]"], ["--eta", "soon"], ["--expires", "later"]]
 )
-def test_a_mistake_in_a_call_by_name_is_told_in_words(words: list[str]) -> None:
+def test_invalid_arguments_of_a_call_by_name_are_usage_errors(words: list[str]) -> None:
     refused = CliRunner().invoke(main, ["celery", "-A", "proj", "call", "unit.add", *words])
     assert (refused.exit_code, "Invalid value for" in refused.output) == (2, True)
 
 
 @pytest.mark.parametrize("code", ["import no_such_library", "1 / 0", "raise SystemExit(3)"])
 @pytest.mark.parametrize("where", ["broken_shop", "broken_shop.celery", "whole_shop.celery"])
-def test_a_program_that_cannot_be_imported_is_named_with_the_reason(
+def test_a_program_that_cannot_be_imported_is_reported_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, where: str
 ) -> None:
     for package, own in (("broken_shop", code), ("whole_shop", "")):
@@ -358,7 +358,7 @@ def test_a_program_that_cannot_be_imported_is_named_with_the_reason(
 # -- in a worker
 
 
-def test_a_request_computes_what_is_read_and_keeps_what_is_set() -> None:
+def test_a_request_computes_fields_on_read_and_keeps_assigned_values() -> None:
     app, seen = Celery("unit"), []
 
     @app.task(name="unit.seen", bind=True)
@@ -382,7 +382,7 @@ def test_a_request_computes_what_is_read_and_keeps_what_is_set() -> None:
     assert (host.startswith("celery@"), ctx.attempt) == (True, 2)
 
 
-def test_a_hook_of_an_annotation_is_called_at_a_hard_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_hook_in_an_annotation_is_watched_for_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "_watched", None)
     app = Celery("unit", changes={"task_annotations": {"unit.add": {"on_failure": lambda *_: None}}})
     adding(app)

@@ -1,4 +1,4 @@
-"""The same tasks and workflows on other deployments."""
+"""One application's tasks and workflows on other deployments."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def signals_out(ctx: WorkflowContext) -> None:
     await europe.workflow_run("01a1ef17-d649-78a4-8ae4-9af0c05439bc").asignal("word", 1)
 
 
-def test_a_cell_differs_from_the_application_in_what_is_given() -> None:
+def test_a_cell_overrides_only_the_given_settings() -> None:
     assert (app.settings.namespace, europe.settings.namespace) == ("home", "europe")
     assert europe.settings.max_payload == 2_000
     assert app.at(Settings(namespace="asia"), max_payload=3_000).settings.max_payload == 3_000
@@ -72,7 +72,7 @@ def test_a_task_via_a_cell_is_the_same_task() -> None:
 
 
 @pytest.mark.parametrize("workflow", [reaches_out, signals_out])
-def test_a_workflow_reaches_no_other_cell(workflow: CodeWorkflow[[], object]) -> None:
+def test_a_workflow_cannot_call_another_cell(workflow: CodeWorkflow[[], object]) -> None:
     async def play() -> None:
         async with WorkflowTest() as test:
             await test.run(workflow)
@@ -81,7 +81,7 @@ def test_a_workflow_reaches_no_other_cell(workflow: CodeWorkflow[[], object]) ->
         asyncio.run(play())
 
 
-def test_handles_of_two_cells_are_not_waited_for_together() -> None:
+def test_handles_of_two_cells_cannot_be_awaited_together() -> None:
     here: list[Handle[str]] = [Handle(one._client, new_id()) for one in (app, europe)]
     with pytest.raises(ValueError, match="belongs to a different cell from"):
         gather(here)
@@ -105,12 +105,12 @@ MIXED: list[Callable[[], object]] = [
 
 
 @pytest.mark.parametrize("call", MIXED)
-def test_a_task_of_one_cell_is_not_given_to_another(call: Callable[[], object]) -> None:
+def test_a_task_of_one_cell_is_rejected_by_another_cell(call: Callable[[], object]) -> None:
     with pytest.raises(InvalidTask, match=r"is for .*(cell|own deployment).*, but '\S+' was made for the .*Omit"):
         call()
 
 
-def test_compositions_and_flows_run_in_one_cell() -> None:
+def test_compositions_and_flows_reject_tasks_of_another_cell() -> None:
     with pytest.raises(
         InvalidWorkflow, match=r"resize via the cell namespace europe> belongs to a different one from <Task \S*ze>"
     ):
@@ -119,21 +119,21 @@ def test_compositions_and_flows_run_in_one_cell() -> None:
         FlowGraph("one").executor("one", run=there)
 
 
-def test_what_follows_a_task_goes_to_its_cell() -> None:
+def test_callbacks_of_a_task_go_to_its_cell() -> None:
     assert there.options(on_success=resize)._client is europe._client
     assert there.options(on_success=there).options(delay=1)._after_success == (there,)
     assert resize.options(on_failure=resize).via(europe)._client is europe._client
 
 
 @pytest.mark.parametrize("given", [None, "EU", {"namespace": "x"}])
-def test_only_a_cell_is_taken_as_one(given: Any) -> None:
+def test_via_accepts_only_a_cell(given: Any) -> None:
     calls: list[Callable[[Any], object]] = [resize.via, reaches_out.via]
     for call in calls:
         with pytest.raises(TypeError, match=r"via\(…\): expected a cell, as `app.at\(…\)` returns it"):
             call(given)
 
 
-def test_reprs_and_equality_know_the_cell_and_no_password() -> None:
+def test_reprs_and_equality_include_the_cell_but_no_password() -> None:
     secret = app.at(database_url="postgresql://ann:hunter2@eu/shop", redis_url="redis://:hunter2@eu")
     name = " via the cell postgresql://ann:***@eu/shop"
     identifier = "01a1ef17-d649-78a4-8ae4-9af0c05439bc"
@@ -151,7 +151,7 @@ def test_reprs_and_equality_know_the_cell_and_no_password() -> None:
         assert here == same != away
 
 
-def test_a_running_task_hands_over_what_is_for_its_own_cell_only() -> None:
+def test_a_running_task_hands_over_only_calls_to_its_own_cell() -> None:
     runtime = object()
     token = _runtime.set(runtime)  # type: ignore[arg-type]
     try:

@@ -1,4 +1,4 @@
-"""Mistakes of everyday life end in a message: folders, files and outputs that cannot be used."""
+"""Common mistakes end in a message: folders, files and outputs that cannot be used."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def orchestrator(*words: str, **options: Any) -> subprocess.CompletedProcess[str
     return subprocess.run(command, text=True, timeout=60, **given)
 
 
-def test_dev_in_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dev_rejects_a_folder_that_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path(".orchestrator").touch()  # as good as read-only, for root too
+    Path(".orchestrator").touch()  # like a read-only folder, also for root
     refused = CliRunner().invoke(main, ["dev"])
     assert refused.exit_code == 1
     assert "keeps its data in" in refused.stderr
@@ -37,27 +37,27 @@ def test_dev_in_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pyt
     assert "Traceback" not in refused.output
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_settings_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pyproject.toml").write_text("[tool.orchestrator]")
 
     def refuse(self: Path, *_: object, **__: object) -> str:
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(Path, "read_text", refuse)  # which root could not see otherwise
+    monkeypatch.setattr(Path, "read_text", refuse)  # root could read any file
     refused = CliRunner().invoke(main, ["status"])
     assert refused.stderr == f"Error: {tmp_path}/pyproject.toml cannot be used: Permission denied.\n"
 
 
-def test_a_folder_of_somebody_else_has_no_settings_for_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inaccessible_folder_has_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(Path, "is_file", refuse)  # as for whoever is not root
+    monkeypatch.setattr(Path, "is_file", refuse)  # as for users other than root
     assert load_settings(tmp_path, environ={}).app == ""
 
 
-def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+def test_a_deleted_current_folder_is_reported(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     script = f"rmdir {gone}; exec {sys.executable} -P -m orchestrator status"
@@ -65,7 +65,7 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     assert refused.stderr == "Error: The current folder no longer exists. Change to another one.\n"
 
 
-def test_an_output_that_is_full_or_closed() -> None:
+def test_a_full_or_closed_output_ends_without_a_traceback() -> None:
     with Path("/dev/full").open("w") as full:
         refused = orchestrator(*NEXT, stdout=full)
     assert refused.stderr.startswith("Error: Cannot write output: no space left on device.\n")
@@ -78,8 +78,8 @@ def test_an_output_that_is_full_or_closed() -> None:
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", "縮小"), ("latin-1", "??")])
-def test_an_output_that_lacks_signs(tmp_path: Path, encoding: str, shown: str) -> None:
-    """ASCII means that nobody has said what the terminal has."""
+def test_characters_that_the_output_lacks_are_replaced(tmp_path: Path, encoding: str, shown: str) -> None:
+    """ASCII means an unknown encoding: nothing is replaced."""
     file = tmp_path / "w.yaml"
     file.write_text("name: 縮小\ntasks: {only: {task: job}}\n", encoding="utf-8")
     environment = os.environ | {"PYTHONIOENCODING": encoding}

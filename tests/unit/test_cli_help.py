@@ -1,4 +1,4 @@
-"""Every command explains itself, and loads only what it needs."""
+"""Every command explains itself, and imports only what it needs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ READS_TOO = {
     "search",
     "workflows replay-check",
 }
-"""They read what `tests.integration.filled` does not make, and have tests of their own."""
+"""Reading commands whose data `tests.integration.filled` does not create; they have tests of their own."""
 ACTS = {
     "bridge celery",
     "enqueue",
@@ -68,7 +68,7 @@ ACTS = {
     "schedules apply",
     "workflows apply",
 }
-"""They say in JSON what they have done."""
+"""Acting commands that print their actions as JSON."""
 
 
 def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
@@ -84,7 +84,7 @@ def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[
 ALL = dict(commands())
 
 
-def test_the_commands_are_these() -> None:
+def test_the_list_of_commands_is_complete() -> None:
     assert set(ALL) == {
         *COMMANDS,
         *(f"db {verb}" for verb in ("upgrade", "downgrade", "check")),
@@ -128,14 +128,14 @@ def test_help_explains_every_option_and_gives_an_example(name: str) -> None:
             assert parameter.help, parameter.name
 
 
-def test_a_command_that_speaks_json_is_known_to_read_or_to_act() -> None:
-    """So that whatever holds for all that read is tried with the next one, too."""
+def test_every_command_with_json_is_listed_as_reading_or_acting() -> None:
+    """So tests of all reading commands include the next reading command, too."""
     speaking = {name for name, command in ALL.items() if any("--json" in one.opts for one in command.params)}
     assert speaking == READS | READS_TOO | ACTS
 
 
 @pytest.mark.parametrize("name", sorted(READS))
-def test_every_read_speaks_json(name: str) -> None:
+def test_every_reading_command_can_print_json(name: str) -> None:
     assert "--json" in CliRunner().invoke(main, [*name.split(), "--help"]).output
 
 
@@ -161,7 +161,7 @@ def test_defaults_are_shown() -> None:
     assert "[default: 1;" in CliRunner().invoke(main, ["dev", "--help"]).output
 
 
-def test_an_unknown_command_is_a_usage_error_with_the_nearest_one() -> None:
+def test_an_unknown_command_is_a_usage_error_with_a_suggestion() -> None:
     result = CliRunner().invoke(main, ["taks"])
     assert result.exit_code == 2
     assert "No such command 'taks'. Did you mean 'tasks'?" in result.stderr
@@ -203,7 +203,7 @@ def test_a_worker_loads_neither_sqlalchemy_nor_psycopg2(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_worker_without_an_application_says_how_to_give_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_an_application_names_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ORCHESTRATOR_APP", raising=False)
     result = CliRunner().invoke(main, ["worker"])

@@ -54,11 +54,11 @@ def test_an_age_has_one_unit(seconds: float, text: str) -> None:
     assert ago(NOW - timedelta(seconds=seconds), NOW) == text
 
 
-def test_what_is_not_known_is_not_shown() -> None:
+def test_unknown_times_are_empty() -> None:
     assert ago(None, NOW) == between(None, NOW) == between(NOW, None) == ""
 
 
-def test_a_call_reads_as_one_would_write_it() -> None:
+def test_a_call_is_printed_as_python_code() -> None:
     payload = encode_call("resize", ["a.png", {"x": [1, None]}], {"width": 200, "data": b"\x00"}, 1000)
     assert call_text("resize", payload) == """resize("a.png", {"x": [1, null]}, width=200, data=b'\\x00')"""
 
@@ -72,16 +72,16 @@ def test_a_call_reads_as_one_would_write_it() -> None:
         ("\x1b[2J", '"\\u001b[2J"'),
     ],
 )
-def test_values_are_json_that_cannot_harm_a_terminal(value: Any, text: str) -> None:
+def test_values_are_printed_as_json_without_terminal_codes(value: Any, text: str) -> None:
     assert data_text(value) == text
 
 
-def test_what_json_cannot_hold_is_written_as_python() -> None:
+def test_values_that_json_lacks_are_printed_as_python() -> None:
     strange = {(1, 2): 3}
     assert data_text(strange) == as_json(strange) == "{(1, 2): 3}"
 
 
-def test_changed_added_and_removed_files_are_seen_and_foreign_ones_are_not(tmp_path: Path) -> None:
+def test_changes_of_project_files_are_detected_and_other_files_ignored(tmp_path: Path) -> None:
     for name in ("kept.py", "gone.py", ".hidden/a.py", "venv/pyvenv.cfg", "venv/lib/b.py", "notes.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Code of workflows that does not come back is noticed, named and ended; what merely takes long is left alone."""
+"""Workflow code that never returns is detected, named and stopped; code that only takes long is left alone."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def quick() -> int:
 @app.workflow(name="spins")
 async def spins(ctx: WorkflowContext) -> None:
     while not let_go:
-        pass  # it never comes back
+        pass  # never returns
 
 
 @app.workflow(name="clings")
 async def clings(ctx: WorkflowContext) -> None:
-    def spin() -> None:  # by itself, for a jump of a loop may stand outside of the `try` around it
+    def spin() -> None:  # a function of its own: a jump of a loop may be outside of the `try` around it
         while not let_go:
             pass
 
@@ -72,7 +72,7 @@ async def sleeps(ctx: WorkflowContext) -> None:
 
 @app.workflow(name="works")
 async def works(ctx: WorkflowContext) -> int:
-    """Compute for long, but never long at a time; then do something outside that takes its time."""
+    """Compute for long, in short turns; then run an operation that takes long."""
     count = 0
     async for _ in ctx.signals("go"):
         count += 1
@@ -85,7 +85,7 @@ async def works(ctx: WorkflowContext) -> int:
 
 @app.workflow(name="commands")
 async def commanding(ctx: WorkflowContext) -> None:
-    for number in range(200):  # which takes twice the time that a turn may take
+    for number in range(200):  # takes twice the time limit of a turn
         ctx.set("key", number)
         compute(LIMIT / 100)
 
@@ -124,7 +124,7 @@ def compute(seconds: float) -> None:
 
 
 class Reports(list[AttemptReport]):
-    """What the pool has reported."""
+    """The reports of the pool."""
 
     def report(self, report: AttemptReport, *_: object, **__: object) -> None:
         if not isinstance(report, Started):
@@ -195,7 +195,7 @@ def world() -> Any:
 
 
 @pytest.mark.parametrize("name", ["spins", "sleeps"])
-def test_code_that_does_not_come_back_is_named_and_its_slot_is_free(
+def test_code_that_never_returns_is_named_and_its_slot_is_freed(
     world: World, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):
@@ -214,7 +214,7 @@ def test_code_that_does_not_come_back_is_named_and_its_slot_is_free(
     assert world.replaced == []
 
 
-def test_code_that_will_not_end_is_left_behind_with_its_process(world: World) -> None:
+def test_a_process_is_replaced_if_its_code_cannot_be_stopped(world: World) -> None:
     world.submit("clings")
     report = world.reported()
     assert report.stuck is not None
@@ -223,7 +223,7 @@ def test_code_that_will_not_end_is_left_behind_with_its_process(world: World) ->
     assert world.pool.received.wait_until_idle(60), "nothing is left but what does not end"
 
 
-def test_many_short_turns_and_what_runs_outside_may_take_their_time(world: World) -> None:
+def test_many_short_turns_and_a_slow_operation_are_allowed(world: World) -> None:
     signals = tuple(history.SignalReceived("go", encode_value(None, "", 10)) for _ in range(10))
     world.submit("works", signals)
     report = world.reported()
@@ -231,20 +231,20 @@ def test_many_short_turns_and_what_runs_outside_may_take_their_time(world: World
     assert type(report.commands[-1]).__name__ == "CompleteRun"
 
 
-def test_many_commands_at_once_may_take_their_time(world: World) -> None:
+def test_many_commands_in_one_turn_are_allowed(world: World) -> None:
     world.submit("commands")
     report = world.reported()
     assert report.stuck is None
     assert len(report.commands) == 201
 
 
-def test_commands_without_end_do_not(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_commands_in_one_turn_are_stopped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "_MAX_COMMANDS", 1_000)
     world.submit("never-done")
     assert world.reported().stuck.kind == "TurnTooLong"
 
 
-def test_an_endless_query_gets_an_error_and_the_run_goes_on(world: World) -> None:
+def test_an_endless_query_gets_an_error_and_the_run_continues(world: World) -> None:
     world.submit("asked", queries=("endless", "fine"))
     report = world.reported()
     assert report.stuck is None
@@ -255,8 +255,8 @@ def test_an_endless_query_gets_an_error_and_the_run_goes_on(world: World) -> Non
     assert world.replaced == []
 
 
-def test_a_turn_that_competes_for_the_processor_is_not_blamed(world: World) -> None:
-    """What counts is the time that the code has used, not that which others took."""
+def test_a_turn_that_competes_for_the_processor_is_not_stopped(world: World) -> None:
+    """The limit counts the processor time of the code, not the time that other threads take."""
     signals = tuple(history.SignalReceived("go", encode_value(None, "", 10)) for _ in range(3))
     busy = [True]
     job = world.submit("computes", signals)
@@ -272,8 +272,8 @@ def test_a_turn_that_competes_for_the_processor_is_not_blamed(world: World) -> N
 
 
 @pytest.mark.parametrize("passing", [1, 2])
-def test_a_turn_is_not_charged_with_what_came_before_it(passing: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the watchdog looks, the code may run for long and an event may pass: with one of the readings, here."""
+def test_a_turn_is_not_charged_for_time_before_it(passing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the watchdog reads clocks, code may run for long and an event may pass: here, at one of the readings."""
     commander = SimpleNamespace(step=1, commanded=0, is_away=False)
     running = Running(commander)  # type: ignore[arg-type]
     readings: list[float] = []
@@ -289,14 +289,14 @@ def test_a_turn_is_not_charged_with_what_came_before_it(passing: int, monkeypatc
     assert verdicts.index(True) == passing + 1, "the look after that which first saw the event"
 
 
-def test_what_runs_in_a_process_of_its_own_is_ended_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_code_in_a_child_process_is_killed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "looping.py").write_text(
         "from orchestrator import Orchestrator\napp = Orchestrator()\n"
         "@app.workflow(name='spins')\nasync def spins(ctx):\n    while True:\n        pass\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     isolation = Isolation(WorkerSpec(app="looping:app"), None)  # type: ignore[arg-type]
-    world = World(isolation, limit=0.05, stop_grace=30.0)  # a busy machine takes its time to end a process
+    world = World(isolation, limit=0.05, stop_grace=30.0)  # a busy machine is slow to end a process
     world.submit("spins", alone=True)
     report = world.reported()
     assert isinstance(report, Activated)
@@ -307,9 +307,7 @@ def test_what_runs_in_a_process_of_its_own_is_ended_with_it(tmp_path: Path, monk
     isolation.close()
 
 
-def test_a_turn_in_a_process_of_its_own_has_no_more_time_than_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_in_a_child_process_has_the_same_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "whirling.py").write_text(
         "from orchestrator import Orchestrator\napp = Orchestrator()\n"
         "@app.workflow(name='spins')\nasync def spins(ctx):\n    while True:\n        pass\n"

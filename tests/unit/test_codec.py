@@ -1,4 +1,4 @@
-"""Whatever bytes arrive: they are a message, or Malformed. Nothing else is ever raised."""
+"""Any bytes decode to a message or raise Malformed, and nothing else."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ dispatches = st.lists(
 
 @given(flushes)
 @pytest.mark.slow
-def test_a_flush_comes_back_as_it_was(flush: Flush) -> None:
+def test_a_flush_survives_encoding(flush: Flush) -> None:
     assert decode_flush(encode(flush)) == flush
 
 
 @given(dispatches)
 @pytest.mark.slow
-def test_dispatches_come_back_as_they_were(tasks: list[Dispatch]) -> None:
+def test_dispatches_survive_encoding(tasks: list[Dispatch]) -> None:
     assert decode_dispatches(encode(tasks)) == tasks
 
 
@@ -85,7 +85,7 @@ def test_dispatches_come_back_as_they_were(tasks: list[Dispatch]) -> None:
 
 
 def understood(read: Callable[[bytes], Any], data: bytes) -> bool:
-    """Say whether the bytes are a message; fail for any error but Malformed."""
+    """Return whether the bytes are a message; fail for any error but Malformed."""
     try:
         message = read(data)
     except Malformed:
@@ -105,12 +105,12 @@ READERS = [decode_flush, decode_dispatches]
 @example(b"\x92\xa1w\xdd\xff\xff\xff\xff")
 @example(b"\xc6\xff\xff\xff\xff")  # four gigabytes
 @example(b"\x92\xa2\xff\xfe\x90")  # text that is not UTF-8
-@example(b"\xc7\x0c\xff" + b"\xff" * 12)  # a time stamp that cannot be
-@example(b"\x91" * 100_000)  # nesting without end
+@example(b"\xc7\x0c\xff" + b"\xff" * 12)  # an impossible timestamp
+@example(b"\x91" * 100_000)  # endless nesting
 @example(b"\x92\xa1w" + b"\x91" * 100_000)
 @example(b"\x81" * 100_000)
 @pytest.mark.slow
-def test_random_bytes(data: bytes) -> None:
+def test_random_bytes_are_a_message_or_malformed(data: bytes) -> None:
     for read in READERS:
         understood(read, data)
 
@@ -128,14 +128,16 @@ changes = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 4), st.binar
 @examples(150)
 @given(flushes, changes)
 @pytest.mark.slow
-def test_mutated_flushes(flush: Flush, damage: list[tuple[int, int, bytes]]) -> None:
+def test_mutated_flushes_are_a_message_or_malformed(flush: Flush, damage: list[tuple[int, int, bytes]]) -> None:
     understood(decode_flush, mutate(encode(flush), damage))
 
 
 @examples(250)
 @given(dispatches, changes)
 @pytest.mark.slow
-def test_mutated_dispatches(tasks: list[Dispatch], damage: list[tuple[int, int, bytes]]) -> None:
+def test_mutated_dispatches_are_messages_or_malformed(
+    tasks: list[Dispatch], damage: list[tuple[int, int, bytes]]
+) -> None:
     understood(decode_dispatches, mutate(encode(tasks), damage))
 
 
@@ -162,8 +164,8 @@ structures = st.recursive(
 @examples(150)
 @given(structures)
 @pytest.mark.slow
-def test_other_data(value: Any) -> None:
-    """Well-formed MessagePack that is something else."""
+def test_other_messagepack_data_is_a_message_or_malformed(value: Any) -> None:
+    """Well-formed MessagePack of other structures."""
     for read in READERS:
         understood(read, encode(value))
         understood(read, encode(["w", [value]]))
@@ -174,7 +176,7 @@ def test_other_data(value: Any) -> None:
 @given(structures | st.lists(structures, max_size=14))
 @example(b"\x91" * 50_000)
 @pytest.mark.slow
-def test_the_other_messages_too(value: Any) -> None:
+def test_other_message_types_decode_or_are_malformed(value: Any) -> None:
     kinds: tuple[Any, ...] = (Heartbeat, Order, list[Ended], Applied, list[Word], Hello | Leaving, Command)
     for kind in kinds:
         for data in (encode(value), value if isinstance(value, bytes) else b""):
@@ -202,7 +204,7 @@ heartbeats = st.builds(
 @examples(150)
 @given(heartbeats)
 @pytest.mark.slow
-def test_a_heartbeat_that_is_understood_can_be_stored(beat: Heartbeat) -> None:
+def test_a_decoded_heartbeat_can_be_stored(beat: Heartbeat) -> None:
     try:
         found = decode(Heartbeat, encode(beat))
     except Malformed:
@@ -216,7 +218,7 @@ def test_a_heartbeat_that_is_understood_can_be_stored(beat: Heartbeat) -> None:
 @examples(150)
 @given(st.text(max_size=30) | st.from_regex(r"[0-9]{1,25}-[0-9]{0,25}", fullmatch=True))
 @pytest.mark.slow
-def test_a_position_that_is_understood_can_be_compared(cursor: str) -> None:
+def test_a_decoded_position_can_be_compared(cursor: str) -> None:
     try:
         applied = decode(Applied, msgspec.msgpack.encode(["1-1", cursor]))
     except (Malformed, UnicodeEncodeError):
@@ -225,7 +227,7 @@ def test_a_position_that_is_understood_can_be_compared(cursor: str) -> None:
 
 
 @pytest.mark.slow
-def test_malformed_says_what_was_expected() -> None:
+def test_malformed_names_the_expected_type() -> None:
     with pytest.raises(Malformed, match="Flush.* expected"):
         decode_flush(b"\x01")
     with pytest.raises(Malformed, match="Dispatch.* expected"):
@@ -254,7 +256,7 @@ def test_an_older_release_may_leave_the_last_fields_out() -> None:
 
 @given(st.lists(st.tuples(ids, st.integers(1, 2**32 - 1)), max_size=20), st.binary(max_size=19))
 @pytest.mark.slow
-def test_held_attempts_come_back_as_they_were(held: list[tuple[bytes, int]], torn: bytes) -> None:
+def test_held_attempts_survive_packing(held: list[tuple[bytes, int]], torn: bytes) -> None:
     packed = b"".join(pack_attempt(*attempt) for attempt in held)
     assert unpack_attempts(packed) == held
     assert unpack_attempts(packed + torn) == held
@@ -276,13 +278,13 @@ def test_the_digest_of_names_ignores_their_order(names: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_attempts_are_twenty_bytes() -> None:
+def test_a_packed_attempt_has_twenty_bytes() -> None:
     assert pack_attempt(b"i" * 16, 258) == b"i" * 16 + struct.pack(">I", 258)
 
 
 @pytest.mark.slow
-def test_whatever_is_decoded_was_prepared_when_modules_were_imported() -> None:
-    """Threads that work out a type at the same time take the process down."""
+def test_decoders_are_built_at_import() -> None:
+    """Threads that build the decoder of a type at the same time crash the process."""
     with pytest.raises(KeyError):
         codec.decode(dict[str, list[bool]], b"")
     assert {Activation, list[Event], list[Dispatch], Flush} <= codec._decoders.keys()

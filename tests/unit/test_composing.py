@@ -1,4 +1,4 @@
-"""The definitions that compositions become: one shape for all arguments, and as few steps as there can be."""
+"""The definitions of compositions: one shape for all arguments, and as few steps as possible."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(value: Any = None) -> Any:
 
 
 def definitions(part: Composition[Any]) -> list[Definition]:
-    """Return what is stored of a composition: itself last."""
+    """Return the definitions that a composition stores, its own last."""
     shape = _Shape(app._client, "it")
     found = shape.definition(shape.add(part, None), is_fed=False)
     return [*shape.children.values(), found]
@@ -42,7 +42,7 @@ def shape(part: Composition[Any]) -> str:
     return definitions(part)[-1].name
 
 
-def test_the_shape_has_no_arguments_and_no_number_of_items() -> None:
+def test_the_shape_does_not_depend_on_arguments_or_item_counts() -> None:
     assert shape(chain(add.s(1), add.s(2))) == shape(chain(add.s(3), add.s(4)))
     assert shape(group(add.s(n) for n in range(2))) == shape(group(add.s(n) for n in range(9)))
     nested = [shape(group(chain(add.s(n), add.s(1)) for n in range(size))) for size in (1, 5)]
@@ -60,7 +60,7 @@ def test_the_shape_has_no_arguments_and_no_number_of_items() -> None:
         chain(add.s(1), group(add.s(2))),
     ],
 )
-def test_what_differs_in_more_has_another_shape(other: Composition[Any]) -> None:
+def test_other_differences_change_the_shape(other: Composition[Any]) -> None:
     assert shape(other) != shape(chain(add.s(1), add.s(2)))
 
 
@@ -74,10 +74,10 @@ def test_what_differs_in_more_has_another_shape(other: Composition[Any]) -> None
         (chord(add.map(range(9)), total.s()), 2, 0),
         (group(group(add.s(n) for n in range(3)) for _ in range(3)), 1, 1),
         (group(chain(add.s(n), group(chain(add.s(m), add.s()) for m in range(2))) for n in range(3)), 1, 2),
-        (chain(run.s(), run.s(), run.s()), 3, 0),  # whose name has another meaning in expressions
+        (chain(run.s(), run.s(), run.s()), 3, 0),  # `run` has another meaning in expressions
     ],
 )
-def test_steps_are_as_few_as_they_can_be(part: Composition[Any], steps: int, children: int) -> None:
+def test_a_composition_has_as_few_steps_as_possible(part: Composition[Any], steps: int, children: int) -> None:
     found = definitions(part)
     assert len(found[-1].steps) == steps
     assert len(found) == children + 1
@@ -86,7 +86,7 @@ def test_steps_are_as_few_as_they_can_be(part: Composition[Any], steps: int, chi
         composed.check_composed(definition)
 
 
-def test_a_definition_names_what_each_step_is_given() -> None:
+def test_a_definition_names_the_input_of_each_step() -> None:
     found = definitions(chain(add.s(1), group(add.s(2), run.s()), total.s()))[-1]
     assert [(step.name, step.depends_on, step.input) for step in found.steps] == [
         ("add", (), {"*": ["${params.args[0][0]}"]}),
@@ -105,27 +105,27 @@ def nested(levels: int, around: Callable[[Composition[Any]], Composition[Any]]) 
 
 
 @pytest.mark.parametrize("levels", [101, 5_000])
-def test_what_is_nested_too_deeply_is_refused(levels: int) -> None:
+def test_compositions_nested_too_deeply_are_rejected(levels: int) -> None:
     for around in (group, lambda part: group(part, add.s(1)), lambda part: chord(group(part), run.s())):
         part = nested(levels, around)
         with pytest.raises(InvalidWorkflow, match=r"chains and groups within each other, and at most 100 are allowed"):
             part.start()
 
 
-def test_what_is_nested_as_deeply_as_it_may_be_is_not_refused() -> None:
+def test_compositions_nested_up_to_the_limit_are_accepted() -> None:
     assert len(definitions(nested(100, group))) == 100
     assert len(definitions(nested(100, lambda part: group(part, add.s(1))))) == 1
     assert len(definitions(nested(50, lambda part: group(chain(add.s(1), part))))) == 51
 
 
-def test_tasks_of_two_applications_are_refused() -> None:
+def test_tasks_of_two_applications_are_rejected() -> None:
     other = Orchestrator(Settings()).task(name="other.add")(lambda one: one)
     for part in (chain(add.s(1), other.s()), group(add.s(1), other.map([1]))):
         with pytest.raises(InvalidWorkflow, match=r"<Task other.add> belongs to a different one from <Task \S*add>"):
             part.start()
 
 
-def test_a_text_is_no_list_of_tags() -> None:
+def test_tags_must_be_a_list() -> None:
     for wrong in ("abc", {"a": 1}):
         tags: Any = wrong
         with pytest.raises(InvalidWorkflow, match="Option tags: expected a list"):
@@ -134,6 +134,6 @@ def test_a_text_is_no_list_of_tags() -> None:
             app.workflows["nightly"].options(tags=tags)
 
 
-def test_too_many_steps_are_refused() -> None:
+def test_too_many_steps_are_rejected() -> None:
     with pytest.raises(InvalidWorkflow, match=r"has 10,001 steps, and at most 10,000 are allowed"):
         definitions(chain([add.s(1)] * 10_001))

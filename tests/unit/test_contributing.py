@@ -1,4 +1,4 @@
-"""What docs/contributing.md says of where things are is true."""
+"""docs/contributing.md names the true places of code and tests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def missing(cell: str, *roots: Path) -> list[str]:
     return [path for path in re.findall(r"`([^`]+)`", cell) if not any((root / path).exists() for root in roots)]
 
 
-def test_there_is_a_table() -> None:
+def test_the_page_has_a_table_of_features() -> None:
     assert len(ROWS) > 30
 
 
 @pytest.mark.parametrize(("feature", "code", "tests"), ROWS, ids=[row[0] for row in ROWS])
-def test_code_and_tests_of_a_feature_stand_where_it_says(feature: str, code: str, tests: str) -> None:
+def test_code_and_tests_of_a_feature_are_where_the_table_says(feature: str, code: str, tests: str) -> None:
     assert missing(code, REPOSITORY / "orchestrator", REPOSITORY) == []
     assert missing(tests, REPOSITORY / "tests") == []
 
@@ -38,7 +38,7 @@ def test_each_package_of_the_product_has_a_row() -> None:
     ] == []
 
 
-def test_the_rest_of_the_page_names_what_there_is() -> None:
+def test_the_rest_of_the_page_names_existing_paths() -> None:
     text = PAGE.partition("## Code and tests")[0]
     paths = [path for path in re.findall(r"`([\w/.]+)`", text) if "/" in path]
 

@@ -1,4 +1,4 @@
-"""A worker process does not outlive the threads that it cannot do without."""
+"""A worker process ends with any of its critical threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ threading.Event().wait()
 
 
 @pytest.mark.slow
-def test_a_process_ends_with_a_vital_thread_and_says_why() -> None:
+def test_a_process_ends_with_a_critical_thread_and_logs_the_reason() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], timeout=60, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert "process.thread_failed thread=reporter" in ended.stderr

@@ -1,4 +1,4 @@
-"""The DAG planner against a naive oracle, on random graphs."""
+"""The DAG planner compared with a naive oracle, on random graphs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def graph_of(parents: list[list[int]], triggers: list[Trigger], concurrency: lis
 
 
 def oracle(graph: Graph, outcomes: list[StepState]) -> list[StepState]:
-    """Say how each step ends, going through the steps in order and looking at everything above each."""
+    """Return how each step ends, computed step by step from the ends of its upstream steps."""
     states: list[StepState] = []
     for place, step in enumerate(graph.steps):
         above = [states[parent] for parent in graph.upstream[place]]
@@ -67,7 +67,7 @@ def runs(draw: st.DrawFn) -> tuple[Graph, list[StepState], int, list[int]]:
 
 
 class Driver:
-    """Plays the scheduler: evaluates candidates, creates tasks, ends them in random order, forgets in between."""
+    """Plays the scheduler: evaluates candidates, creates tasks, ends them in random order, reloads saved state."""
 
     def __init__(self, graph: Graph, outcomes: list[StepState], seed: int, fans: list[int]) -> None:
         self.graph, self.outcomes, self.fans = graph, outcomes, fans
@@ -87,7 +87,7 @@ class Driver:
             self.count("open", -1)
             self.plan.task_ended(place, state)
             self.settle()
-            if self.random.random() < 0.3:  # the leader died; another one has only what was saved
+            if self.random.random() < 0.3:  # the leader died; the next leader has only the saved state
                 self.plan = Plan(
                     self.graph, DagState(*[getattr(self.plan.state(), f) for f in DagState.__struct_fields__])
                 )
@@ -177,7 +177,7 @@ def test_a_long_chain_is_skipped_without_recursion() -> None:
     assert plan.state().reasons[1] == "all_success: s0 failed"
 
 
-def test_stop_cancels_what_waits_and_what_was_not_created() -> None:
+def test_stop_cancels_waiting_steps_and_uncreated_tasks() -> None:
     graph = graph_of([[], [0], [1]], ["all_success"] * 3, [None, 2, None])
     plan = Plan(graph)
     plan.begin()
@@ -198,7 +198,7 @@ def test_stop_cancels_what_waits_and_what_was_not_created() -> None:
     ]
 
 
-def test_reopen_runs_what_failed_and_what_was_skipped() -> None:
+def test_reopen_runs_failed_and_skipped_steps_again() -> None:
     graph = graph_of([[], [], [0, 1]], ["all_success"] * 3)
     plan = Plan(graph)
     plan.begin()
@@ -215,8 +215,8 @@ def test_reopen_runs_what_failed_and_what_was_skipped() -> None:
 
 
 @given(st.sampled_from(TRIGGERS), st.lists(st.sampled_from(list(StepState)), max_size=6))
-def test_decisions_never_change_their_mind(trigger: Trigger, above: list[StepState]) -> None:
-    """What is certain while some are open stays so however they end."""
+def test_an_early_decision_holds_for_every_final_state(trigger: Trigger, above: list[StepState]) -> None:
+    """A decision made while some steps are open holds however they end."""
     early = decide(trigger, len(above), [above.count(state) for state in StepState])
     if early is None:
         return
@@ -225,5 +225,5 @@ def test_decisions_never_change_their_mind(trigger: Trigger, above: list[StepSta
         assert decide(trigger, len(final), [final.count(state) for state in StepState]) is early
 
 
-def test_fans_count_what_ended() -> None:
+def test_a_fan_out_counts_its_ended_tasks() -> None:
     assert Fan(5, 3, 1, 1, 1, 0).ended == 3

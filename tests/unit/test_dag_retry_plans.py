@@ -1,4 +1,4 @@
-"""What a retry of a DAG run tries again: the planner against a naive model, on random graphs."""
+"""Which steps a retry of a DAG run repeats: the planner compared with a naive model, on random graphs."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 COMPLETE = ("all_success", "all_ended", "none_failed")
 SUCCESS, FAILED, SKIPPED, CANCELLED = StepState.SUCCESS, StepState.FAILED, StepState.SKIPPED, StepState.CANCELLED
 Rows = dict[tuple[int, int], tuple[StepState, int]]
-"""By step and position, how a task ended, and its result."""
+"""How a task ended and its result, by step and position."""
 
 
 @dataclass
 class World:
-    """A graph, and how its steps behave: the same in every order of events, and another way in each round."""
+    """A graph, and the behavior of its steps: equal in every order of events, and different in each round."""
 
     graph: Graph
     seed: int
     seen: list[set[int]] = field(default_factory=list)
-    """For each step, those above that have surely ended when it starts."""
+    """For each step, the upstream steps that have certainly ended when it starts."""
     above: list[set[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for place, parents in enumerate(self.graph.upstream):
             self.above.append(set(parents).union(*(self.above[parent] for parent in parents)))
             complete = self.graph.steps[place].trigger in COMPLETE
-            # Other steps than these may be skipped while some above them are open.
+            # Steps with other triggers may be skipped while some upstream steps are open.
             further = (self.seen[parent] for parent in parents if self.graph.steps[parent].trigger == "all_ended")
             self.seen.append(set(parents).union(*further) if complete else set())
 
@@ -46,11 +46,11 @@ class World:
         return random.Random(repr((self.seed, parts)))
 
     def given(self, place: int, outputs: dict[int, object]) -> int:
-        """Return the input of a step, which is all that is above it."""
+        """Return the input of a step, from all outputs above it."""
         return self._random("input", place, [(up, outputs.get(up)) for up in sorted(self.seen[place])]).getrandbits(32)
 
     def decision(self, place: int, given: int) -> str | int:
-        """Return what a step becomes with an input: skipped, one task, or so many."""
+        """Return what a step becomes with an input: skipped, one task, or a fan-out of a size."""
         choices: list[str | int] = ["skip", "one", "one", "one", 0, 1, 2, 5]
         return self._random("decision", place, given).choice(choices)
 
@@ -58,7 +58,7 @@ class World:
         return self._random("evaluation", place, turn).random() < 0.1
 
     def creatable(self, place: int, turn: int) -> int:
-        """Return from which position on the tasks of a fan-out cannot be created in a round."""
+        """Return the first position from which tasks of a fan-out cannot be created in a round."""
         return self._random("creation", place, turn).choice([99, 99, 99, 0, 1, 3])
 
     def end(self, place: int, position: int, turn: int, given: int) -> tuple[StepState, int]:
@@ -67,7 +67,7 @@ class World:
 
 
 class Leader:
-    """Plays the scheduler: creates, opens again and ends tasks in random order, and dies now and then."""
+    """Plays the scheduler: creates, reopens and ends tasks in random order, and sometimes dies."""
 
     def __init__(self, world: World) -> None:
         self.world, self.graph = world, world.graph
@@ -102,7 +102,7 @@ class Leader:
         self.settle()
 
     def run(self, stop_after: int) -> bool:
-        """Run to the end; False if it was stopped before."""
+        """Run to the end; return False if the run was stopped before."""
         stopped = False
         while self.out:
             if stop_after == 0 and not stopped:
@@ -200,7 +200,7 @@ def outputs_of(states: list[StepState], totals: dict[int, int], rows: Rows) -> d
 
 
 class Model:
-    """The rule, read aloud: from the first step to the last, each looking at all that is above it."""
+    """The retry rule, naively: from the first step to the last, each checks all steps above it."""
 
     def __init__(self, leader: Leader) -> None:
         self.world = leader.world
@@ -231,7 +231,7 @@ class Model:
         self.create(place, range(created, total), creatable)
 
     def create(self, place: int, positions: range, creatable: int) -> None:
-        """Which of them are created before one cannot be is a matter of slices: all that can be are, or none."""
+        """Create all tasks that can be created. The leader creates by slices, and may create fewer."""
         for position in positions:
             if position < creatable:
                 self.run(place, position)
@@ -294,7 +294,7 @@ def worlds(draw: st.DrawFn) -> World:
 @examples(250)
 @given(worlds(), st.lists(st.sampled_from([-1, -1, 0, 1, 3]), min_size=2, max_size=5))
 @pytest.mark.slow
-def test_any_graph_is_retried_as_the_rule_says(world: World, stops: list[int]) -> None:
+def test_any_graph_is_retried_as_the_model_says(world: World, stops: list[int]) -> None:
     leader = Leader(world)
     leader.begin()
     leader.run(stops[0])
@@ -317,8 +317,8 @@ def test_any_graph_is_retried_as_the_rule_says(world: World, stops: list[int]) -
         assert leader.counts["open"] == 0
 
 
-def test_what_lies_below_a_success_waits_for_what_is_tried_again_above_it() -> None:
-    """A step may name any step above it, so it is not enough that the one right above has ended."""
+def test_a_step_below_a_success_waits_for_retried_steps_above_it() -> None:
+    """A step may name any step above it: the end of the step right above is not enough."""
     parents = {"bad": (), "always": ("bad",), "low": ("always",)}
     steps = tuple(Step(name=name, task="t", depends_on=up, trigger="all_ended") for name, up in parents.items())
     plan = Plan(Graph(Definition(name="x", steps=steps)))
@@ -337,7 +337,7 @@ def test_what_lies_below_a_success_waits_for_what_is_tried_again_above_it() -> N
     assert plan.next_candidate() == 2
 
 
-def test_tasks_that_are_opened_again_stay_within_the_concurrency_of_their_fan_out() -> None:
+def test_reopened_tasks_keep_to_the_concurrency_of_their_fan_out() -> None:
     plan = Plan(Graph(Definition(name="x", steps=(Step(name="a", task="t", concurrency=2),))))
     plan.begin()
     assert plan.next_candidate() == 0

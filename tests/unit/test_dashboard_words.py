@@ -1,4 +1,4 @@
-"""Tracebacks in the dashboard: the last frame of the user's own code is marked."""
+"""Texts of the dashboard: errors, tracebacks, charts and times."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ ValueError: no
 """
 
 
-def test_colours_of_a_terminal_are_left_out() -> None:
+def test_terminal_colors_are_removed() -> None:
     assert plain("\x1b[31mno\x1b[0m pears\x07") == "no pears\N{REPLACEMENT CHARACTER}"
     assert traceback("ValueError: \x1b[1;31mno\x1b[0m") == "ValueError: no"
 
 
-def test_an_error_in_a_list_has_no_traceback_of_another() -> None:
+def test_the_headline_of_an_error_omits_a_remote_traceback() -> None:
     assert (
         headline("Task 'a' failed: no\n\nRemote traceback:\nTraceback (most recent call last)") == "Task 'a' failed: no"
     )
 
 
-def test_the_line_of_a_chart_is_broken_where_nothing_was_counted() -> None:
+def test_the_line_of_a_chart_is_broken_where_data_is_missing() -> None:
     now = datetime(2026, 11, 18, 8, 30, tzinfo=UTC)
     counts = [0] * (len(SECONDS) + 1)
     counts[3] = 1
@@ -51,7 +51,7 @@ def test_the_line_of_a_chart_is_broken_where_nothing_was_counted() -> None:
     assert line.count("L") == 1, "of two minutes, and of one"
 
 
-def test_percentiles_claim_no_more_than_the_bounds_of_the_histogram() -> None:
+def test_percentiles_are_shown_as_bounds_of_the_histogram() -> None:
     now = datetime(2026, 11, 18, 8, 30, tzinfo=UTC)
     waits, runs = [0] * (len(SECONDS) + 1), [0] * (len(SECONDS) + 1)
     runs[SECONDS.index(30)], waits[0], waits[-1] = 8, 90, 10
@@ -68,7 +68,7 @@ def test_a_fire_time_has_seconds_unless_they_are_zero() -> None:
     assert fire_time(moment.replace(second=10)) == "2026-11-18 08:30:10"
 
 
-def test_the_last_own_frame_is_marked() -> None:
+def test_the_last_frame_of_user_code_is_marked() -> None:
     assert own_frame(TEXT) == "tasks.py:13 in helper"
     shown = traceback(TEXT)
     marked = shown.partition("<mark>")[2].partition("</mark>")[0]
@@ -77,7 +77,7 @@ def test_the_last_own_frame_is_marked() -> None:
     assert shown.striptags().split() == TEXT.split()
 
 
-def test_without_own_code_nothing_is_marked() -> None:
+def test_nothing_is_marked_without_user_code() -> None:
     text = 'Traceback:\n  File "/usr/lib/python3.12/json/__init__.py", line 346, in loads\n<b>'
     assert own_frame(text) == ""
     assert "<mark>" not in traceback(text)
@@ -95,14 +95,14 @@ def test_a_remote_traceback_is_shown_once() -> None:
         assert shown.count("<mark>") == 1
 
 
-def test_lines_that_point_at_a_part_of_code_are_not_wrapped() -> None:
+def test_pointer_lines_of_a_traceback_are_not_wrapped() -> None:
     text = 'Traceback:\n  File "shop.py", line 3, in sell\n    pay(1 / 0)\n        ~~^~~\nZeroDivisionError: <b>\n'
     shown = traceback(text)
     assert '<span class="pointers">        ~~^~~</span></mark>ZeroDivisionError: &lt;b&gt;' in shown
     assert traceback("2 ^ 3\n") == "2 ^ 3\n"
 
 
-def test_pages_use_the_words_of_the_field() -> None:
+def test_pages_use_standard_terms() -> None:
     folder = Path(dashboard.__file__).parent / "templates"
     shown = {path.name: re.sub(r"{%.*?%}|<[^>]*>", " ", path.read_text()) for path in folder.glob("*.html")}
     assert len(shown) > 30

@@ -1,4 +1,4 @@
-"""Declaring tasks and workflows reads no settings: a program may set them after its imports."""
+"""Declaring tasks and workflows reads no settings, so that a program may set them after its imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Definitions as data: their JSON, their hash, what makes no sense, and the parameters of a run."""
+"""Definitions as data: their JSON, their hash, their problems, and the parameters of a run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ FULL = define(
 )
 
 
-def test_json_is_compact_and_comes_back() -> None:
+def test_json_is_compact_and_decodes_to_the_same_definition() -> None:
     text = msgspec.json.encode(FULL)
     assert msgspec.json.decode(text, type=Definition) == FULL
     assert b"null" not in text.replace(b'"default":null', b"")
@@ -77,7 +77,7 @@ def test_the_hash_covers_all_but_the_version() -> None:
     assert content_hash(FULL) == content_hash(reordered)
 
 
-def test_a_sound_definition_has_no_problems() -> None:
+def test_a_valid_definition_has_no_problems() -> None:
     assert check(FULL) == []
 
 
@@ -209,7 +209,7 @@ def test_a_sound_definition_has_no_problems() -> None:
         ),
     ],
 )
-def test_problems(definition: Definition, path: str, message: str) -> None:
+def test_each_problem_is_reported_once_with_its_path(definition: Definition, path: str, message: str) -> None:
     found = messages(definition)
     assert [place for place, text in found if message in text] == [path], found
     assert len(found) == 1, found
@@ -221,7 +221,7 @@ def test_all_problems_are_found_at_once() -> None:
 
 
 @pytest.mark.slow
-def test_each_cycle_is_drawn_once_and_not_all_of_a_thousand() -> None:
+def test_each_cycle_is_reported_once_and_at_most_ten_cycles() -> None:
     pairs = [(f"a{n}", f"b{n}") for n in range(1000)]
     steps = [made for a, b in pairs for made in (step(a, b), step(b, a))]
     found = messages(define(*steps))
@@ -243,7 +243,9 @@ _EDGES = st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=14)
 
 
 @given(_EDGES, st.integers(0, 6), st.integers(0, 6))
-def test_cycles_and_upstreams_agree_with_a_naive_walk(edges: set[tuple[int, int]], one: int, other: int) -> None:
+def test_cycles_and_missing_dependencies_agree_with_a_naive_walk(
+    edges: set[tuple[int, int]], one: int, other: int
+) -> None:
     above: dict[int, set[int]] = {n: {up for down, up in edges if down == n} for n in range(7)}
     key_scope = {n: set(ups) for n, ups in above.items()}
     for _, n in itertools.product(range(7), range(7)):
@@ -272,7 +274,7 @@ def resolve(given: dict[str, Any], **params: Param) -> dict[str, Any]:
     return resolve_params(define(step("a"), params=params), given, NOW)
 
 
-def test_defaults_apply() -> None:
+def test_missing_parameters_take_their_defaults() -> None:
     assert resolve(
         {"n": 3},
         n=Param(type="integer"),
@@ -283,7 +285,7 @@ def test_defaults_apply() -> None:
     ) == {"n": 3, "day": "2024-01-31", "at": "2024-01-31T23:30:00+00:00", "text": "x", "nothing": None}
 
 
-def test_today_is_that_of_the_schedule() -> None:
+def test_today_is_in_the_time_zone_of_the_schedule() -> None:
     definition = define(
         step("a"),
         params={"day": Param(type="date", default="today")},
@@ -311,7 +313,7 @@ def test_today_is_that_of_the_schedule() -> None:
         ("any", {"a": 1}, {"a": 1}),
     ],
 )
-def test_values_fit(kind: Any, value: Any, resolved: Any) -> None:
+def test_valid_parameter_values_are_resolved(kind: Any, value: Any, resolved: Any) -> None:
     assert resolve({"p": value}, p=Param(type=kind)) == {"p": resolved}
 
 
@@ -335,7 +337,7 @@ def test_values_fit(kind: Any, value: Any, resolved: Any) -> None:
         ("any", object(), "expected plain data"),
     ],
 )
-def test_values_that_do_not_fit(kind: Any, value: Any, message: str) -> None:
+def test_parameter_values_of_the_wrong_type_are_rejected(kind: Any, value: Any, message: str) -> None:
     with pytest.raises(InvalidWorkflow) as caught:
         resolve({"p": value}, p=Param(type=kind))
     assert f"Workflow 'flow': parameter 'p': {message}".rstrip(".") in str(caught.value)
@@ -372,12 +374,12 @@ def test_every_wrong_parameter_is_named() -> None:
         ("5x", None),
     ],
 )
-def test_durations(text: str, seconds: float | None) -> None:
+def test_durations_are_parsed(text: str, seconds: float | None) -> None:
     assert parse_duration(text) == seconds
 
 
 @given(st.floats(0, 1e10) | st.integers(1, 10**9).map(lambda n: n / 1000))
-def test_durations_are_written_exactly(seconds: float) -> None:
+def test_formatted_durations_parse_to_the_same_value(seconds: float) -> None:
     written = format_duration(seconds)
     assert (parse_duration(written) if isinstance(written, str) else written) == seconds
 
@@ -386,24 +388,24 @@ def test_durations_are_written_exactly(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["a" * 129, "x" * 6_000, "", "1a", ".a", "a b", "ä", "a\n"])
-def test_a_step_is_called_what_can_be_stored_and_written(name: str) -> None:
+def test_invalid_step_names_are_rejected(name: str) -> None:
     (found,) = (message for path, message in messages(define(step(name))) if path == f"tasks.{name}")
     assert found.startswith("a name has 1 to 128 characters, starts with one of a-z, A-Z and _")
     assert len(found) < 250
 
 
 @pytest.mark.parametrize("name", ["a" * 128, "_", "load.orders", "mProject-1.fits_2", "a.b.c"])
-def test_names_with_dots_are_names(name: str) -> None:
+def test_step_names_may_contain_dots(name: str) -> None:
     after = step("last", name, input={"x": f"${{`{name}`.rows[0].id}}"}, when=f"len(`{name}`) > 0")
     assert messages(define(step(name), after)) == []
 
 
-def test_parameters_have_no_endless_names_and_no_dots() -> None:
+def test_parameter_names_are_limited_in_length_and_have_no_dots() -> None:
     for name in ("p" * 129, "p.q"):
         assert messages(define(step("a"), params={name: Param()}))[0][0] == f"params.{name}"
 
 
-def test_a_dot_asks_for_a_field_and_the_message_says_how_a_name_with_one_is_written() -> None:
+def test_a_step_name_with_a_dot_needs_backquotes() -> None:
     found = messages(define(step("load.orders"), step("b", "load.orders", input={"x": "${load.orders.rows}"})))
     assert found == [
         (
@@ -415,7 +417,7 @@ def test_a_dot_asks_for_a_field_and_the_message_says_how_a_name_with_one_is_writ
     assert messages(both) == []
 
 
-def test_a_workflow_beyond_reason_is_refused_at_once() -> None:
+def test_a_workflow_that_is_too_large_is_rejected_at_once() -> None:
     many = Definition(name="many", steps=tuple(Step(name=f"s{number}", task="t") for number in range(10_001)))
     assert [text for _, text in messages(many)] == [
         "10,001 tasks; a workflow may have at most 10,000: let one task fan out with foreach, or let tasks start "
@@ -429,7 +431,7 @@ def test_a_workflow_beyond_reason_is_refused_at_once() -> None:
 
 
 @pytest.mark.slow
-def test_of_very_many_problems_the_first_are_told() -> None:
+def test_only_the_first_of_very_many_problems_are_reported() -> None:
     params = {f"p{number}": Param() for number in range(1_000)}
     steps = tuple(Step(name=f"s{n}", task="t", input={"a": f"${{params.q{n}}}"}) for n in range(5_000))
     told = [text for _, text in messages(Definition(name="wrong", params=params, steps=steps))]
@@ -439,7 +441,7 @@ def test_of_very_many_problems_the_first_are_told() -> None:
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
-def test_workflows_in_the_documents_can_be_applied(page: Path) -> None:
+def test_workflows_in_the_docs_are_valid(page: Path) -> None:
     for language, body in re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
         if language == "yaml" and re.search(r"^name: ", body, re.M) and re.search(r"^tasks:", body, re.M):
             loads(body)

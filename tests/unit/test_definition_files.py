@@ -1,4 +1,4 @@
-"""Workflow files: what they mean, and every message with its line."""
+"""Workflow files: their meaning, and every error message with its line."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ tasks:
 SOUND = {"nightly": NIGHTLY, "everything": EVERYTHING, "small": '{"name": "a", "tasks": {"b": {"task": "c"}}}'}
 
 
-def test_the_example_means_what_it_says() -> None:
+def test_the_example_file_equals_its_definition() -> None:
     common: dict[str, Any] = {"retries": 2, "timeout": 600.0}
     assert loads(NIGHTLY) == Definition(
         name="nightly",
@@ -148,20 +148,20 @@ def test_every_option_is_read() -> None:
 
 
 @pytest.mark.parametrize("text", SOUND.values(), ids=SOUND)
-def test_yaml_comes_back(text: str) -> None:
+def test_definitions_survive_yaml(text: str) -> None:
     definition = loads(text)
     assert loads(to_yaml(definition)) == definition
 
 
 @pytest.mark.parametrize("text", SOUND.values(), ids=SOUND)
-def test_json_and_plain_data_mean_the_same(text: str) -> None:
+def test_json_and_plain_data_equal_yaml(text: str) -> None:
     root, _ = document.read(text)
     assert root is not None
     assert loads(json.dumps(root.plain(), indent="\t")) == loads(text)
     assert from_data(root.plain()) == loads(text)
 
 
-def test_load_reads_a_file_and_names_it(tmp_path: Path) -> None:
+def test_load_names_the_file_in_errors(tmp_path: Path) -> None:
     path = tmp_path / "flow.yaml"
     path.write_text("\ufeff" + NIGHTLY)
     assert load(path) == load(str(path)) == loads(NIGHTLY)
@@ -178,7 +178,7 @@ def test_load_reads_a_file_and_names_it(tmp_path: Path) -> None:
 # -- messages
 
 
-def refusal(text: str) -> list[str]:
+def error_lines(text: str) -> list[str]:
     with pytest.raises(InvalidWorkflow) as caught:
         loads(dedent(text).lstrip("\n"), "f.yaml")
     return str(caught.value).splitlines()
@@ -475,22 +475,22 @@ schedule:
         pytest.param("name: x\ntasks: {? [a] : {task: t}}", ["f.yaml:2: a key must be a string."], id="key"),
     ],
 )
-def test_messages(text: str, lines: list[str]) -> None:
-    assert refusal(text) == lines
+def test_each_error_message_names_its_line(text: str, lines: list[str]) -> None:
+    assert error_lines(text) == lines
 
 
-def test_a_billion_laughs_are_not_laughed() -> None:
+def test_a_yaml_bomb_is_rejected() -> None:
     lines = ["name: x", "a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
-    assert refusal("\n".join(lines)) == [
+    assert error_lines("\n".join(lines)) == [
         "f.yaml:7: more than 1,000,000 parts, each alias counted with all that it refers to."
     ]
 
 
 @pytest.mark.slow
 def test_depth_and_length_are_bounded() -> None:
-    assert refusal("[" * 100_000) == ["f.yaml:1: nested more than 64 levels deep."]
-    assert refusal("#" * 10_000_001) == ["f.yaml:1: 10,000,001 characters, and at most 10,000,000 are allowed."]
+    assert error_lines("[" * 100_000) == ["f.yaml:1: nested more than 64 levels deep."]
+    assert error_lines("#" * 10_000_001) == ["f.yaml:1: 10,000,001 characters, and at most 10,000,000 are allowed."]
     deep: Any = 1
     for _ in range(10_000):
         deep = [deep]
@@ -499,12 +499,12 @@ def test_depth_and_length_are_bounded() -> None:
 
 
 def test_very_many_problems_are_cut_off() -> None:
-    lines = refusal("name: x\ntasks:\n" + "".join(f"  a{n}: {{task: t, depends_on: [b]}}\n" for n in range(100)))
+    lines = error_lines("name: x\ntasks:\n" + "".join(f"  a{n}: {{task: t, depends_on: [b]}}\n" for n in range(100)))
     assert len(lines) == 51
     assert lines[-1] == "… and 50 more."
 
 
-def test_of_thousands_of_unknown_keys_the_first_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suggestions_are_sought_only_for_the_first_unknown_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
 
     def looking(name: str, _: object) -> str:
@@ -512,7 +512,7 @@ def test_of_thousands_of_unknown_keys_the_first_are_looked_for(monkeypatch: pyte
         return ""
 
     monkeypatch.setattr(fields, "did_you_mean", looking)
-    lines = refusal("name: x\ntasks: {a: {task: t}}\n" + "".join(f"k{n}: 1\n" for n in range(1_000)))
+    lines = error_lines("name: x\ntasks: {a: {task: t}}\n" + "".join(f"k{n}: 1\n" for n in range(1_000)))
     assert lines[-1] == "… and 950 more."
     assert len(looked) <= MAX_PROBLEMS
 
@@ -522,7 +522,7 @@ def test_the_parser_in_python_gives_the_same_tree(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(document, "_Loader", yaml.SafeLoader)
     slow = [document.read(text) for text in SOUND.values()]
     assert [_lines(root) for root, _ in fast] == [_lines(root) for root, _ in slow]
-    assert refusal("name: x\nname: y\n" + ONE) == ["f.yaml:2: duplicate key 'name', first used in line 1."]
+    assert error_lines("name: x\nname: y\n" + ONE) == ["f.yaml:2: duplicate key 'name', first used in line 1."]
 
 
 def _lines(node: document.Node | None) -> Any:
@@ -539,7 +539,7 @@ def _lines(node: document.Node | None) -> Any:
 
 @cache
 def schema() -> Any:
-    from jsonschema import Draft202012Validator  # seconds, in each process that collects the tests
+    from jsonschema import Draft202012Validator  # takes seconds, in each process that collects the tests
 
     content = json.loads(msgspec.json.encode(definitions.schema()))
     Draft202012Validator.check_schema(content)
@@ -548,7 +548,7 @@ def schema() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", SOUND.values(), ids=SOUND)
-def test_sound_files_fit_the_schema(text: str) -> None:
+def test_valid_files_match_the_schema(text: str) -> None:
     for file in (text, to_yaml(loads(text))):
         root, _ = document.read(file)
         assert root is not None
@@ -577,7 +577,7 @@ def test_sound_files_fit_the_schema(text: str) -> None:
         "name: x\nsteps: {}\ntasks: {a: {task: t}}",
     ],
 )
-def test_files_that_do_not_fit_the_schema_are_refused(text: str) -> None:
+def test_files_that_violate_the_schema_are_rejected(text: str) -> None:
     root, _ = document.read(text)
     assert root is not None
     assert not schema().is_valid(root.plain())
@@ -585,7 +585,7 @@ def test_files_that_do_not_fit_the_schema_are_refused(text: str) -> None:
         loads(text)
 
 
-def test_a_struct_a_file_and_the_builder_know_the_same_keys() -> None:
+def test_structs_files_and_the_builder_have_the_same_keys() -> None:
     properties = definitions.schema()["properties"]
     step = set(properties["tasks"]["additionalProperties"]["properties"])
 
@@ -598,7 +598,7 @@ def test_a_struct_a_file_and_the_builder_know_the_same_keys() -> None:
     assert set(get_type_hints(Times)) == set(Schedule.__struct_fields__) - {"name", "params"}
 
 
-def test_the_schema_says_what_a_key_means_and_takes() -> None:
+def test_the_schema_describes_each_key_and_its_values() -> None:
     properties = definitions.schema()["properties"]
     step = properties["tasks"]["additionalProperties"]["properties"]
 
@@ -615,7 +615,7 @@ def test_the_schema_says_what_a_key_means_and_takes() -> None:
     }
 
 
-# -- whatever is written
+# -- arbitrary input
 
 
 _WORDS = st.sampled_from(
@@ -653,7 +653,7 @@ def test_any_definition_can_be_written_and_read(
 @given(st.data())
 @examples(100)
 @pytest.mark.slow
-def test_any_text_is_read_or_refused(data: st.DataObject) -> None:
+def test_any_text_is_read_or_rejected(data: st.DataObject) -> None:
     text = data.draw(st.sampled_from([NIGHTLY, EVERYTHING]) | st.text())
     for _ in range(data.draw(st.integers(0, 4))):
         place = data.draw(st.integers(0, len(text)))
@@ -670,7 +670,7 @@ def test_any_text_is_read_or_refused(data: st.DataObject) -> None:
         assert loads(to_yaml(definition)) == definition
 
 
-def test_a_name_that_is_too_long_is_refused_with_its_line_and_not_repeated() -> None:
+def test_a_name_that_is_too_long_is_rejected_and_shortened_in_the_message() -> None:
     with pytest.raises(
         InvalidWorkflow, match=r"^f\.yaml:4: tasks\.'x{128}…': a name has 1 to 128 characters"
     ) as caught:

@@ -1,4 +1,4 @@
-"""Exceptions on their way to threads do not hold up threads whose calls are watched."""
+"""Exceptions that are pending for threads do not hold up threads whose calls are watched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestrator.workers.running.delivery import DELIVERY, Delivery
 from tests.waiting import eventually
 
 DEADLINE = 60.0
-# The tests use the one Delivery of the process: another one's threads would stand still while that one looks.
+# The tests use the process's one Delivery: threads of a second one would stand still while the first one checks.
 
 
 class Blocked:
@@ -64,7 +64,7 @@ def blocked() -> Iterator[Blocked]:
 
 
 class Watched:
-    """A thread that makes calls, which are watched, until it is told to end."""
+    """A thread whose calls are watched, until it is told to end."""
 
     def __init__(self, delivery: Delivery) -> None:
         self.calls = 0
@@ -94,7 +94,7 @@ class Watched:
         assert not self.thread.is_alive()
 
 
-def test_a_watched_thread_gets_on_that_begins_while_something_is_on_its_way(blocked: Blocked) -> None:
+def test_a_newly_watched_thread_progresses_while_an_exception_is_pending(blocked: Blocked) -> None:
     delivery = DELIVERY
     delivery.send(blocked.ident, TaskTimeout)
     watched = Watched(delivery)
@@ -105,14 +105,14 @@ def test_a_watched_thread_gets_on_that_begins_while_something_is_on_its_way(bloc
     eventually(lambda: blocked.caught, "it arrives when the call returns", DEADLINE)
 
 
-def test_a_watched_thread_gets_on_when_something_is_sent_to_another(blocked: Blocked) -> None:
+def test_sending_an_exception_does_not_stop_a_watched_thread(blocked: Blocked) -> None:
     delivery = DELIVERY
     watched = Watched(delivery)
     watched.gets_on()
     delivery.send(blocked.ident, TaskTimeout)
     watched.gets_on()
     for _ in range(3):
-        delivery.deliver_pending()  # the clock
+        delivery.deliver_pending()  # as the clock calls it
         watched.gets_on()
     assert not blocked.caught
     watched.end()
@@ -124,7 +124,7 @@ def test_a_watched_thread_gets_on_when_something_is_sent_to_another(blocked: Blo
     later.end()
 
 
-def test_what_is_sent_arrives_between_two_short_waits_while_others_are_watched_all_the_time() -> None:
+def test_an_exception_arrives_between_short_waits_despite_watched_threads() -> None:
     delivery = DELIVERY
     watched = Watched(delivery)
     caught: list[BaseException] = []
@@ -154,7 +154,7 @@ def test_what_is_sent_arrives_between_two_short_waits_while_others_are_watched_a
     assert (kind.__module__, kind.__qualname__) == (TaskTimeout.__module__, TaskTimeout.__qualname__)
 
 
-def test_what_is_taken_back_does_not_arrive() -> None:
+def test_a_discarded_exception_does_not_arrive() -> None:
     delivery = DELIVERY
     ready, sent, ended = threading.Event(), threading.Event(), threading.Event()
     caught: list[BaseException] = []

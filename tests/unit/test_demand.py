@@ -1,4 +1,4 @@
-"""How many slots a queue wants."""
+"""How many slots a queue needs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from orchestrator.domain.fleet.window import mean_time, wanted_slots
         "few long ones want many",
     ],
 )
-def test_wanted_slots(
+def test_wanted_slots_follow_backlog_rate_and_run_time(
     ready: int, busy: int, oldest: float | None, rate: float, run_time: float | None, wanted: int
 ) -> None:
     assert wanted_slots(ready=ready, busy=busy, oldest=oldest, rate=rate, run_time=run_time) == wanted
@@ -52,7 +52,7 @@ def test_wanted_slots(
     rate=st.floats(0, 1e4),
     run_time=st.none() | st.floats(0.001, 3_600),
 )
-def test_never_fewer_than_are_busy_and_more_for_more(
+def test_wanted_slots_cover_busy_slots_and_grow_with_demand(
     ready: int, busy: int, oldest: float, rate: float, run_time: float | None
 ) -> None:
     wanted = wanted_slots(ready=ready, busy=busy, oldest=oldest, rate=rate, run_time=run_time)
@@ -60,7 +60,7 @@ def test_never_fewer_than_are_busy_and_more_for_more(
     assert wanted_slots(ready=ready + 100, busy=busy, oldest=oldest, rate=rate + 1, run_time=run_time) >= wanted
 
 
-def test_the_mean_of_a_histogram() -> None:
+def test_the_mean_run_time_uses_the_middle_of_each_bucket() -> None:
     assert mean_time([]) is None
     assert mean_time([0] * 24) is None
     counts = [0] * (len(SECONDS) + 1)

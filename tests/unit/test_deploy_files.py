@@ -1,4 +1,4 @@
-"""The files that people deploy fit their schemas, and name commands, options and metrics that there are."""
+"""Deployment files match their schemas, and name commands, options and metrics that exist."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def commands() -> Iterator[list[str]]:
     ("schema", "path"),
     [("compose-spec", COMPOSE), ("github-workflows", REPOSITORY / ".github" / "workflows" / "release.yml")],
 )
-def test_a_file_fits_its_schema(schema: str, path: Path) -> None:
+def test_compose_and_github_files_match_their_schemas(schema: str, path: Path) -> None:
     accept(TOOLS / "check-jsonschema", "--builtin-schema", f"vendor.{schema}", path)
 
 
 @pytest.mark.long
-def test_what_kubernetes_gets_fits_its_schemas() -> None:
+def test_kubernetes_resources_match_their_schemas() -> None:
     paths = sorted(path for path in (FOLDER / "kubernetes").iterdir() if path.name != "kustomization.yaml")
     assert sorted(RESOURCES) == [path.name for path in paths]
     said = accept(TOOLS / "kubernetes-validate", "--strict", *paths)
-    assert said.count("passed for resource") == 8  # all but that of KEDA
+    assert said.count("passed for resource") == 8  # all but KEDA's
 
 
 @pytest.mark.long
@@ -88,7 +88,7 @@ def test_commands_and_options_exist() -> None:
     assert seen == {"db", "scheduler", "worker", "api"}
 
 
-def test_nothing_runs_as_root_or_writes_to_its_root() -> None:
+def test_services_run_without_root_on_a_read_only_file_system() -> None:
     assert "\nUSER 65534:65534\n" in (FOLDER / "Dockerfile").read_text()
     for service in yaml.safe_load(COMPOSE.read_text())["services"].values():
         assert "build" not in service or (service["read_only"] and service["tmpfs"] == ["/tmp"])
@@ -98,7 +98,7 @@ def test_nothing_runs_as_root_or_writes_to_its_root() -> None:
     assert all("\nUser=shop\n" in unit.read_text() for unit in UNITS)
 
 
-def test_it_scales_what_there_is_by_a_metric_that_there_is() -> None:
+def test_autoscaling_names_an_existing_deployment_and_metric() -> None:
     scaled = yaml.safe_load((FOLDER / "kubernetes" / "autoscale.yaml").read_text())
     worker = next(yaml.safe_load_all((FOLDER / "kubernetes" / "worker.yaml").read_text()))
     assert scaled["spec"]["scaleTargetRef"]["name"] == worker["metadata"]["name"]

@@ -23,7 +23,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     logger.setLevel(before[1])
 
 
-def test_each_line_says_who_speaks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_line_names_its_source(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console("text")
     configure_logging("info", "text", into=console)
     say("dev", "one\ntwo\x1b[2J")
@@ -35,7 +35,7 @@ def test_each_line_says_who_speaks(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("no_colour", ["", "1"])
-def test_colours_are_for_terminals(
+def test_colors_follow_force_color_and_no_color(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_colour: str
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -48,7 +48,7 @@ def test_colours_are_for_terminals(
     assert ("\x1b" in line) is not bool(no_colour)
 
 
-def test_json_is_nothing_but_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_contains_only_json(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console("json")
     configure_logging("info", "json", into=console)
     say("dev", "ready")

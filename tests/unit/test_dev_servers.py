@@ -12,7 +12,7 @@ from orchestrator.errors import ConfigurationError
 
 
 class Server:
-    """A server that is only counted."""
+    """A server that only counts its starts."""
 
     def __init__(self, folder: Path, title: str, *, running: bool = True, broken: bool = False) -> None:
         self.folder, self.log = folder, folder / "log"
@@ -26,7 +26,7 @@ class Server:
         self.running = True
 
 
-def test_one_that_ends_is_started_again_after_growing_pauses(
+def test_an_ended_server_is_restarted_after_growing_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     postgres, redis = Server(tmp_path, "Postgres"), Server(tmp_path, "Redis")
@@ -45,13 +45,13 @@ def test_one_that_ends_is_started_again_after_growing_pauses(
     assert "Redis has ended, 5 times within 30 s: restarting it in 8 s" in caplog.text
 
 
-def test_what_others_run_is_none_of_its_business(tmp_path: Path) -> None:
+def test_a_server_that_dev_did_not_start_is_not_restarted(tmp_path: Path) -> None:
     elsewhere = Server(tmp_path, "Redis", running=False)
     assert Servers([elsewhere]).restart_ended()
     assert elsewhere.starts == 0
 
 
-def test_one_that_cannot_be_started_again_ends_everything(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_cannot_be_restarted_ends_dev(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     broken, gone = Server(tmp_path, "Postgres", broken=True), Server(tmp_path / "none", "Redis")
     servers = Servers([broken]), Servers([gone])
     broken.running = gone.running = False

@@ -1,4 +1,4 @@
-"""Whom `orchestrator dev` starts again, and when it gives up."""
+"""Which processes `orchestrator dev` restarts, and when it gives up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Killed:
 
 
 class Team(_Team):
-    """One whose children are only counted."""
+    """A team whose processes are only counted."""
 
     def __init__(self) -> None:
         self._restarts = Restarts()
@@ -45,7 +45,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_who_is_killed_again_and_again_is_started_again_after_growing_pauses(
+def test_a_process_killed_repeatedly_is_restarted_after_growing_pauses(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     team = Team()
@@ -67,7 +67,7 @@ def test_who_is_killed_again_and_again_is_started_again_after_growing_pauses(
     assert team._restarts.take_due() == ["scheduler"]
 
 
-def test_who_never_gets_ready_is_given_up(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_that_never_becomes_ready_is_given_up(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
     team = Team()
     assert [team.kill(ready=False) for _ in range(3)] == [True] * 3
     assert team.kill(ready=True)
@@ -77,7 +77,7 @@ def test_who_never_gets_ready_is_given_up(clock: list[float], caplog: pytest.Log
     )
 
 
-def test_who_ends_by_itself_is_not_started_again() -> None:
+def test_a_process_that_exits_by_itself_is_not_restarted() -> None:
     team = Team()
     assert not team.kill(ready=True, exit_code=1)
     assert not team.kill(ready=True, exit_code=0)

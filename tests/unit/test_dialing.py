@@ -1,4 +1,4 @@
-"""Connecting for those who are in a hurry: they wait no longer than they can, and leave little behind."""
+"""Connecting with a deadline: callers wait no longer than they can, and abandoned attempts are reused or closed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.time_limits import LEAST, TimeLimit
 from tests.waiting import eventually
 
 
-class Line:
+class FakeConnection:
     is_open = True
 
     def close(self) -> None:
@@ -26,17 +26,17 @@ class Line:
 
 
 class Server:
-    """Takes calls, and answers each when it is told to."""
+    """Accepts connections, and answers each when a test releases it."""
 
     def __init__(self) -> None:
         self.answers = threading.Semaphore(0)
-        self.lines: list[Line] = []
+        self.lines: list[FakeConnection] = []
         self.calls = 0
 
     def dial(self) -> Any:
         self.calls += 1
         assert self.answers.acquire(timeout=60)
-        self.lines.append(Line())
+        self.lines.append(FakeConnection())
         return self.lines[-1]
 
 
@@ -48,7 +48,7 @@ def dialect() -> Dialect:
 
 
 def hurry() -> TimeLimit:
-    """Return a limit of which a moment is left."""
+    """Return a time limit that is almost used up."""
     return TimeLimit(0, since=time.monotonic() - LEAST + 0.01)
 
 
@@ -61,13 +61,13 @@ def give_up(dialing: Dialing, dialect: Dialect, server: Server) -> None:
         dialing.connect(dialect, server.dial)
 
 
-def test_who_has_time_leaves_it_to_the_driver(dialect: Dialect) -> None:
+def test_a_caller_without_a_deadline_leaves_connecting_to_the_driver(dialect: Dialect) -> None:
     server = Server()
     assert Dialing().connect(dialect, server.dial) is None
     assert server.calls == 0
 
 
-def test_an_attempt_that_was_left_behind_is_taken_over(dialect: Dialect) -> None:
+def test_an_abandoned_attempt_is_taken_over(dialect: Dialect) -> None:
     dialing, server = Dialing(), Server()
     for _ in range(3):
         give_up(dialing, dialect, server)
@@ -77,11 +77,11 @@ def test_an_attempt_that_was_left_behind_is_taken_over(dialect: Dialect) -> None
     assert server.calls == 1
 
 
-def test_a_connection_that_came_too_late_is_kept_and_no_second_one(dialect: Dialect) -> None:
+def test_one_late_connection_is_kept_and_the_others_are_closed(dialect: Dialect) -> None:
     dialing, server = Dialing(), Server()
     with ThreadPoolExecutor(3) as callers:
         list(callers.map(lambda _: give_up(dialing, dialect, server), range(3)))
-    server.answers.release(3)  # or fewer, if some have taken over from others
+    server.answers.release(3)  # or fewer, if some callers have taken over attempts
     eventually(lambda: [attempt.done() for attempt in dialing._abandoned] == [True], "one is kept")
     eventually(lambda: sum(line.is_open for line in server.lines) == 1, "the others are closed")
     kept = dialing.connect(dialect, server.dial)
@@ -90,7 +90,7 @@ def test_a_connection_that_came_too_late_is_kept_and_no_second_one(dialect: Dial
     assert dialing.connect(dialect, server.dial) is None
 
 
-def test_a_failure_is_told_who_waits_and_nobody_else(dialect: Dialect) -> None:
+def test_a_failure_is_reported_only_to_a_waiting_caller(dialect: Dialect) -> None:
     dialing, fails = Dialing(), threading.Event()
 
     def dial() -> Any:
@@ -105,7 +105,7 @@ def test_a_failure_is_told_who_waits_and_nobody_else(dialect: Dialect) -> None:
     assert dialing.connect(dialect, dial) is None
 
 
-def test_what_nobody_takes_is_closed_in_the_end(dialect: Dialect) -> None:
+def test_an_unclaimed_connection_is_closed_in_the_end(dialect: Dialect) -> None:
     dialing, server = Dialing(), Server()
     give_up(dialing, dialect, server)
     dialing.close()
@@ -113,7 +113,7 @@ def test_what_nobody_takes_is_closed_in_the_end(dialect: Dialect) -> None:
     eventually(lambda: server.lines and not server.lines[0].is_open, "it is closed when it comes")
 
 
-def test_what_a_pool_has_to_say_is_not_said_in_our_name() -> None:
+def test_the_connection_pool_logs_under_the_name_of_sqlalchemy() -> None:
     engine = engine_for("postgresql://nobody@localhost/nothing")
     told = engine.pool.logger
     assert isinstance(told, logging.Logger)

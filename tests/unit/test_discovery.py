@@ -1,4 +1,4 @@
-"""URLs of Sentinels and clusters, and what CLUSTER SLOTS says."""
+"""URLs of Sentinels and clusters, and the answer to CLUSTER SLOTS."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from orchestrator.transport.discovery import _owner, discovery_of
         ("rediss+cluster://:p@[::1]:1,b:2/0#shop", "rediss://:p@discovered/0"),
     ],
 )
-def test_the_options_of_a_url_are_those_of_the_server_that_is_found(url: str, server: str) -> None:
+def test_the_options_of_a_url_apply_to_the_discovered_server(url: str, server: str) -> None:
     discovered = discovery_of(url)
     assert discovered is not None
     assert discovered.url == server
     connect(url).close()
 
 
-def test_a_url_of_a_server_is_left_alone() -> None:
+def test_the_url_of_a_single_server_needs_no_discovery() -> None:
     assert discovery_of("redis://a/0") is None
     assert discovery_of("unix:///a+b.sock") is None
 
@@ -44,14 +44,14 @@ def test_a_url_of_a_server_is_left_alone() -> None:
         ("redis+other://u:secret@a", "expected redis\\+sentinel"),
     ],
 )
-def test_a_url_that_is_none_is_refused(url: str, problem: str) -> None:
+def test_invalid_urls_are_rejected(url: str, problem: str) -> None:
     with pytest.raises(ConfigurationError, match=f"Setting redis_url: .*{problem}") as caught:
         connect(url)
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["sentinel", "cluster"])
-def test_nobody_who_could_be_asked_is_an_outage(kind: str) -> None:
+def test_unreachable_seeds_are_an_outage(kind: str) -> None:
     url = f"redis+{kind}://127.0.0.1:1,127.0.0.1:2/{'m' if kind == 'sentinel' else ''}"
     refused = pytest.raises(ConnectionError, match=r"through 127\.0\.0\.1:1,127\.0\.0\.1:2: .*[Cc]onnect")
     with connect(url, timeout=0.5) as redis, refused:
@@ -63,10 +63,10 @@ def test_the_namespace_chooses_the_slot_of_a_cluster() -> None:
     assert Settings(redis_url="redis://a", namespace="shop").require_redis() == "redis://a"
 
 
-def test_the_owner_of_a_slot() -> None:
+def test_the_owner_of_a_slot_is_found() -> None:
     slots = [
         [0, 99, [b"10.0.0.1", 1, b"id"], [b"10.0.0.2", 2, b"id"]],
-        [100, 200, [None, 3, b"id"]],  # "the host that you have asked"
+        [100, 200, [None, 3, b"id"]],  # null: the host that was asked
         [201, 300, [b"?", 4, b"id", [b"hostname", b"x"]]],
     ]
     asked = ("seed", 9)

@@ -1,4 +1,4 @@
-"""How much is handed out ahead of time, and how it is packed."""
+"""How many tasks are dispatched ahead of time, and how they are bundled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOW = datetime(2026, 11, 15, tzinfo=UTC)
 
 
 class Postgres:
-    """A connection, its driver's connection and its cursor. Notes what is claimed; there is never anything ready."""
+    """A connection, its driver's connection and its cursor. Records the claims; no task is ever ready."""
 
     description = None
     rowcount = 0
@@ -109,8 +109,8 @@ def test_each_queue_gets_its_free_slots() -> None:
     assert dispatcher.in_flight == 14
 
 
-def test_what_runs_in_a_worker_that_drains_takes_no_slot_of_the_others() -> None:
-    """It may run for hours, and another worker stands there with nothing to do."""
+def test_tasks_of_a_draining_worker_take_no_slots_of_other_workers() -> None:
+    """The task may run for hours, while another worker has nothing to do."""
     fleet = Fleet(5.0)
     plain = Heartbeat("new", "host", 1, ["a"], 2, names_digest(["job"]), "", 0.0)
     drains = msgspec.structs.replace(plain, worker="old", slots=10, draining=True)
@@ -132,7 +132,7 @@ def test_one_tick_claims_no_more_than_a_batch() -> None:
     assert rooms(Dispatcher(fleet_of(a=5_000), LaneService(), batch=1_000)) == {"a": 1_000}
 
 
-def test_what_lands_in_a_tick_makes_room_in_the_same_tick() -> None:
+def test_tasks_that_end_in_a_tick_free_their_slots_in_that_tick() -> None:
     dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=1_000)
     dispatcher.recount(in_flight(a=10))
     assert rooms(dispatcher) == {}
@@ -141,7 +141,7 @@ def test_what_lands_in_a_tick_makes_room_in_the_same_tick() -> None:
     assert rooms(dispatcher, landing) == {"a": 4}
 
 
-def test_a_commit_moves_the_counts() -> None:
+def test_a_commit_updates_the_tasks_in_flight() -> None:
     dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=1_000)
     first = TickResult()
     first.outgoing.claimed = [claimed(number) for number in range(8)]
@@ -154,7 +154,7 @@ def test_a_commit_moves_the_counts() -> None:
     assert rooms(dispatcher) == {"a": 7}
 
 
-def test_a_fast_queue_is_kept_ahead_of_its_slots() -> None:
+def test_a_fast_queue_is_dispatched_ahead_of_its_slots() -> None:
     now = 100.0
     dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=1_000, monotonic=lambda: now)
     dispatcher.committed(TickResult())
@@ -177,13 +177,13 @@ def unpacked(found: Mapping[str, Sequence[bytes]]) -> dict[str, list[list[Dispat
     return {queue: [decode_dispatches(body) for body in bodies] for queue, bodies in found.items()}
 
 
-def test_a_short_line_is_spread_over_the_slots() -> None:
+def test_a_short_backlog_is_spread_over_the_slots() -> None:
     for count in (1, 5, 10, 19):
         bundles = unpacked(messages([claimed(number) for number in range(count)], fleet_of(a=10).slots))["a"]
         assert [len(bundle) for bundle in bundles] == [1] * count
 
 
-def test_large_tasks_are_not_bundled() -> None:
+def test_bundles_of_large_tasks_are_limited_in_bytes() -> None:
     tasks = [
         claimed(number)._replace(payload=b"x" * size) for number, size in enumerate([400_000] * 5 + [3_000_000, 5])
     ]
@@ -192,7 +192,7 @@ def test_large_tasks_are_not_bundled() -> None:
     assert [task.id for bundle in bundles for task in bundle] == [task.id for task in tasks]
 
 
-def test_a_long_line_is_bundled() -> None:
+def test_a_long_backlog_is_bundled() -> None:
     bundles = unpacked(messages([claimed(number) for number in range(1_000)], fleet_of(a=10).slots))["a"]
     assert {len(bundle) for bundle in bundles} == {MAX_BUNDLE}
 
@@ -216,7 +216,7 @@ def test_a_message_carries_the_whole_task() -> None:
     assert bundle == [Dispatch(b"i" * 16, 7, "job", b"payload", "a", '{"timeout":1.0}', b"r" * 16, 3, True)]
 
 
-def test_a_plain_task_is_the_beginning_of_a_message() -> None:
+def test_the_fields_of_a_plain_task_begin_a_dispatch() -> None:
     assert Claimed._fields[:_PLAIN_FIELDS] == Dispatch.__struct_fields__[:_PLAIN_FIELDS]
     task = Claimed(b"i" * 16, 7, "job", b"payload", "a", '{"timeout":1.0}', None, None, True, 2, lane="job|1", seq=5)
     (bundle,) = unpacked(messages([task], fleet_of(a=10).slots))["a"]
@@ -227,9 +227,7 @@ lines = st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), max_size=200)
 
 
 @given(lines, st.integers(1, 20))
-def test_nothing_is_lost_doubled_or_reordered_on_the_way_into_messages(
-    line: list[tuple[str, bool]], slots: int
-) -> None:
+def test_bundling_keeps_every_task_once_and_in_order(line: list[tuple[str, bool]], slots: int) -> None:
     tasks = [claimed(number, queue, alone=alone) for number, (queue, alone) in enumerate(line)]
     found = unpacked(messages(tasks, fleet_of(a=slots, b=1).slots))
     for queue, bundles in found.items():
@@ -245,12 +243,12 @@ def test_nothing_is_lost_doubled_or_reordered_on_the_way_into_messages(
 # -- room
 
 
-def test_no_worker_no_room() -> None:
+def test_without_a_worker_there_is_no_room() -> None:
     assert room(slots=0, outstanding=0, rate=1_000_000.0) == 0
 
 
 @given(st.integers(1, 10_000), st.integers(0, 100_000), st.floats(0, 100_000))
-def test_room_is_free_slots_and_a_little_ahead(slots: int, outstanding: int, rate: float) -> None:
+def test_room_is_the_free_slots_and_a_short_horizon(slots: int, outstanding: int, rate: float) -> None:
     free = room(slots, outstanding, rate)
     assert free >= 0
     assert free + outstanding <= max(outstanding, slots + rate * HORIZON)
@@ -258,7 +256,9 @@ def test_room_is_free_slots_and_a_little_ahead(slots: int, outstanding: int, rat
 
 
 @given(st.floats(0, 1e5), st.integers(0, 10_000), st.floats(0.001, 100))
-def test_a_rate_lies_between_the_old_and_the_new(previous: float, finished: int, seconds: float) -> None:
+def test_a_smoothed_rate_lies_between_the_old_and_the_measured_rate(
+    previous: float, finished: int, seconds: float
+) -> None:
     measured = finished / seconds
     low, high = sorted((previous, measured))
     assert low * (1 - 1e-9) - 1e-9 <= smoothed_rate(previous, finished, seconds) <= high * (1 + 1e-9) + 1e-9

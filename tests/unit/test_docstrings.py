@@ -1,4 +1,4 @@
-"""Docstrings of the product are sentences that can be understood alone: docs/contributing.md, Language."""
+"""Docstrings of the product can be understood alone: docs/contributing.md, Language."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orchestrator
 
 PRODUCT = Path(orchestrator.__file__).parent
 WITHOUT_NOUN = re.compile(r"(It|Its|They|Them|Their|Those|These|Such|Who|Whose|That|Of|Say|Take note)\b")
-"""First words that leave out what the docstring is about, or that no reference manual would use."""
+"""First words that omit the subject of the docstring, or that no reference manual uses."""
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
@@ -22,7 +22,7 @@ def docstrings() -> Iterator[tuple[str, str]]:
                     yield f"{path.relative_to(PRODUCT)}:{node.lineno}", text
 
 
-def test_docstrings_begin_with_what_they_are_about() -> None:
+def test_docstrings_begin_with_their_subject() -> None:
     found = list(docstrings())
     assert len(found) > 5_000
     assert {place: text for place, text in found if WITHOUT_NOUN.match(text)} == {}

@@ -1,4 +1,4 @@
-"""What an editor offers on what a program holds: public names, each explained, and each blocking one with its twin."""
+"""Names that an editor offers on public objects: all documented, and each blocking name with its async variant."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ NAMES: dict[type[Any], tuple[str, str]] = {
         "random run schedule set set_attributes should_continue_as_new signal signals sleep update uuid wait_condition",
     ),
 }
-"""Of each class: the methods that wait for Postgres or for an end, and all other names."""
+"""By class: the methods that wait for Postgres or for an end, and all other names."""
 
 PUBLIC_CLASSES = [value for value in vars(orchestrator.public).values() if inspect.isclass(value)]
 BLOCKING = [(kind, name) for kind, (blocking, _) in NAMES.items() for name in blocking.split()]
 
 
 def explained(kind: type[Any]) -> dict[str, str]:
-    """Return the public names of a class and its instances, with what is said of each, as it stands in the source."""
+    """Return the public names of a class and its instances, each with its docstring in the source."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not base.__module__.startswith("orchestrator"):
@@ -114,20 +114,20 @@ def explained(kind: type[Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", NAMES, ids=lambda kind: kind.__name__)
-def test_a_class_offers_its_public_names_and_nothing_else(kind: type[Any]) -> None:
+def test_a_class_offers_exactly_its_public_names(kind: type[Any]) -> None:
     blocking, others = (names.split() for names in NAMES[kind])
     assert set(explained(kind)) == {*blocking, *others, *(f"a{name}" for name in blocking)}
 
 
 @pytest.mark.parametrize("kind", [*NAMES, *(kind for kind in PUBLIC_CLASSES if kind not in NAMES)])
-def test_every_public_name_is_explained(kind: type[Any]) -> None:
+def test_every_public_name_is_documented(kind: type[Any]) -> None:
     assert inspect.getdoc(kind)
     said_of_all = " ".join(inspect.getdoc(base) or "" for base in kind.__mro__)
     found = [name for name, said in explained(kind).items() if not said.strip() and f"`{name}`" not in said_of_all]
     assert found == []
 
 
-def test_what_instances_hold_is_private_too() -> None:
+def test_instances_have_no_other_public_attributes() -> None:
     app = Orchestrator(Settings())
 
     @app.task
@@ -141,7 +141,7 @@ def test_what_instances_hold_is_private_too() -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), BLOCKING, ids=lambda part: getattr(part, "__name__", part))
-def test_every_blocking_method_has_a_twin_of_the_same_signature(kind: type[Any], name: str) -> None:
+def test_every_blocking_method_has_an_async_variant_with_its_signature(kind: type[Any], name: str) -> None:
     method, async_variant = getattr(kind, name), getattr(kind, f"a{name}")
 
     def shape(function: Any) -> list[tuple[str, Any, Any]]:
@@ -153,6 +153,6 @@ def test_every_blocking_method_has_a_twin_of_the_same_signature(kind: type[Any],
     assert name in async_variant.__doc__ or name == "delay"
 
 
-def test_public_functions_are_explained_too() -> None:
+def test_public_functions_are_documented() -> None:
     for name in orchestrator.__all__:
         assert inspect.getdoc(getattr(orchestrator, name)), name

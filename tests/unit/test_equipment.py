@@ -1,4 +1,4 @@
-"""What a worker says that it was given for its executors."""
+"""What a worker announces for its executors."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ SETUP = Setup(settings=Settings(), worker="w")
         ("of-nobody", {}, []),
     ],
 )
-def test_what_is_announced(
+def test_a_worker_announces_the_configured_targets_of_an_executor(
     executor: str, environ: dict[str, str], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "find_spec", lambda package: package)  # as where all extras are installed
+    monkeypatch.setattr(registry, "find_spec", lambda package: package)  # as if all extras were installed
     assert equipment(executor, SETUP, environ) == said
 
 
@@ -57,12 +57,12 @@ def test_what_is_announced(
         (Kubernetes(image="a", context="there"), "kubernetes there"),
     ],
 )
-def test_what_a_task_wants(options: ExecutorOptions, wants: str) -> None:
+def test_a_task_requires_the_target_of_its_executor(options: ExecutorOptions, wants: str) -> None:
     assert options.wants == wants
     assert wants.partition(" ")[2] in no_executor("q", "'job'", wants)
 
 
-def test_clusters_are_those_of_the_kubeconfig(tmp_path: Path) -> None:
+def test_clusters_are_the_contexts_of_the_kubeconfig(tmp_path: Path) -> None:
     config = tmp_path / "config"
     environ = {"KUBECONFIG": str(config)}
     assert equipment("kubernetes", SETUP, environ) == []
@@ -75,14 +75,14 @@ def test_clusters_are_those_of_the_kubeconfig(tmp_path: Path) -> None:
         assert equipment("kubernetes", SETUP, environ) == []
 
 
-def test_the_account_of_a_pod_is_enough(tmp_path: Path) -> None:
+def test_a_service_account_of_a_pod_is_enough_for_kubernetes(tmp_path: Path) -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBECONFIG": str(tmp_path / "none")}
     assert kubernetes._equipment(environ, tmp_path) == []
     (tmp_path / "token").touch()
     assert kubernetes._equipment(environ, tmp_path) == ["kubernetes"]
 
 
-def test_google_lets_its_own_machines_in_and_who_has_a_key(tmp_path: Path) -> None:
+def test_cloud_run_needs_a_google_machine_or_a_key_file(tmp_path: Path) -> None:
     model, key = tmp_path / "product_name", tmp_path / "key.json"
     assert cloud_run._equipment({}, model) == []
     assert cloud_run._equipment({"GCE_METADATA_HOST": "here"}, model) == ["cloud_run"]
@@ -93,7 +93,7 @@ def test_google_lets_its_own_machines_in_and_who_has_a_key(tmp_path: Path) -> No
     assert cloud_run._equipment({}, model) == ["cloud_run"]
 
 
-def test_programs_that_are_not_there_are_not_offered() -> None:
+def test_missing_programs_are_not_announced() -> None:
     commands = ("/bin/sh", "/no/such/program", "/opt/jobs/*", "sh")
     said = equipment("process", Setup(settings=Settings(), worker="w", commands=commands), {"PATH": "/bin"})
     assert said == ["process /bin/sh", "process /opt/jobs/*", "process sh"]

@@ -1,4 +1,4 @@
-"""What a task says to its executor is checked where it is declared, as it is in files of workflows."""
+"""A task's executor options are checked at its declaration, as in workflow files."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ NUL = "x\0y"
         (Ray(function="a:b", runtime_env={"pip": [NUL]}), "runtime_env"),
     ],
 )
-def test_a_text_that_cannot_be_stored_is_refused(options: ExecutorOptions, option: str) -> None:
+def test_a_string_with_a_nul_character_is_rejected(options: ExecutorOptions, option: str) -> None:
     app = Orchestrator()
     with pytest.raises(InvalidTask, match=f"Option executor, {option}: it holds a NUL character"):
         app.task(name="it", executor=options)(_body)
 
 
 @pytest.mark.parametrize("name", ["", "A=B", "=", "A="])
-def test_what_cannot_name_a_variable_is_refused(name: str) -> None:
+def test_an_invalid_variable_name_is_rejected(name: str) -> None:
     found = find_problems("process", {"command": ["/usr/bin/env"], "env": {name: "1"}})
     assert found == [("env", f"{name!r} cannot be set as a variable here.")]
 
 
-def test_what_is_no_plain_data_is_refused() -> None:
+def test_values_other_than_plain_data_are_rejected() -> None:
     with pytest.raises(InvalidTask, match="Option executor: Http holds a value that is not plain data: "):
         Orchestrator().task(name="it", executor=Http(service="sum", params={"a": object()}))(_body)
 
 
-def test_numbers_that_json_does_not_have_are_refused() -> None:
+def test_numbers_that_json_lacks_are_rejected() -> None:
     found = find_problems("http", {"service": "sum", "params": {"a": float("nan")}})
     assert [option for option, _ in found] == ["params"]
 
@@ -66,7 +66,7 @@ def test_numbers_that_json_does_not_have_are_refused() -> None:
         ("conv*", "conv/ert", False),
     ],
 )
-def test_a_pattern_of_programs_does_not_reach_across_a_slash(pattern: str, program: str, expected: bool) -> None:
+def test_a_program_pattern_does_not_match_across_a_slash(pattern: str, program: str, expected: bool) -> None:
     means = call_of(Process(command=[program])).requirement
     assert meets_requirement([announced(f"process {pattern}")], means) is expected
     assert not meets_requirement([announced(f"rq {pattern}")], means)

@@ -1,4 +1,4 @@
-"""The expression language against Python's own evaluation, and against whatever people may type."""
+"""The expression language compared with Python's own evaluation, and with arbitrary input."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ NAMES: dict[str, Any] = {
         ("'a' < 'b'", True),
     ],
 )
-def test_values(text: str, value: Any) -> None:
+def test_expressions_evaluate_to_values(text: str, value: Any) -> None:
     found = parse(text).evaluate(NAMES)
     assert found == value
     assert type(found) is type(value)
@@ -102,7 +102,7 @@ def test_values(text: str, value: Any) -> None:
         ("default(1 / 0, 5)", "by zero"),
     ],
 )
-def test_what_does_not_fit_is_named(text: str, message: str) -> None:
+def test_evaluation_errors_name_the_problem(text: str, message: str) -> None:
     with pytest.raises(ExpressionError) as caught:
         parse(text).evaluate(NAMES)
     assert message in str(caught.value)
@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_named(text: str, message: str) -> None:
         ("x" * 10_001, "10,001 characters, and at most 10,000 are allowed."),
     ],
 )
-def test_what_cannot_be_read_is_shown_with_its_place(text: str, message: str) -> None:
+def test_syntax_errors_name_their_position(text: str, message: str) -> None:
     with pytest.raises(ExpressionError) as caught:
         parse(text)
     assert message in str(caught.value)
@@ -153,7 +153,7 @@ def test_long_and_deep_expressions_are_evaluated() -> None:
     assert parse("a" + ".a" * 4000).roots == {"a"}
 
 
-def test_nothing_grows_without_bound() -> None:
+def test_results_are_limited_in_length() -> None:
     names = {"text": "x" * 600_000, "list": [0] * 600_000}
     for name in names:
         with pytest.raises(ExpressionError, match="longer than 1,000,000"):
@@ -162,12 +162,12 @@ def test_nothing_grows_without_bound() -> None:
         parse_template("${text}${text}").render(names)
 
 
-def test_numbers_that_json_lacks_are_not_null_in_a_text() -> None:
+def test_nan_and_infinity_are_not_null_in_a_string() -> None:
     names = {"a": float("nan"), "b": [1, None, {"low": float("-inf"), "high": float("inf")}], "c": None}
     assert parse_template("${a} ${b} ${c}").render(names) == 'NaN [1,null,{"low":-Infinity,"high":Infinity}] null'
 
 
-def test_values_nested_beyond_reason_are_refused() -> None:
+def test_values_nested_too_deeply_are_rejected() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
@@ -182,7 +182,7 @@ def test_values_nested_beyond_reason_are_refused() -> None:
         parse_template("x ${a}").render({"a": deep})
 
 
-def test_roots_and_paths() -> None:
+def test_an_expression_lists_its_roots_and_paths() -> None:
     expression = parse("a.b[c.d] + len(e) > params.n and 'f.g' in [run.id, h]")
     assert expression.roots == {"a", "c", "e", "params", "run", "h"}
     assert ("params", "n") in expression.paths
@@ -191,7 +191,7 @@ def test_roots_and_paths() -> None:
     assert parse("params['n']").paths == {("params", None)}
 
 
-def test_unwrap() -> None:
+def test_unwrap_removes_the_braces_of_a_single_expression() -> None:
     assert unwrap(" ${ a.b } ") == "a.b"
     assert unwrap("a.b") == "a.b"
     assert unwrap("${'}'}") == "'}'"
@@ -217,15 +217,15 @@ def test_unwrap() -> None:
         ({}, {}),
     ],
 )
-def test_templates(value: Any, rendered: Any) -> None:
+def test_templates_are_rendered(value: Any, rendered: Any) -> None:
     assert parse_template(value).render(NAMES) == rendered
 
 
-def test_times_stand_in_texts_as_iso() -> None:
+def test_times_in_strings_are_iso_8601() -> None:
     assert parse_template("at ${t}").render({"t": datetime(2024, 1, 31, tzinfo=UTC)}) == "at 2024-01-31T00:00:00Z"
 
 
-def test_constants_are_known() -> None:
+def test_constant_templates_are_recognized() -> None:
     constant = parse_template({"a": ["x", 1, "$${y}"]})
     assert constant.is_constant
     assert constant.roots == frozenset()
@@ -236,12 +236,12 @@ def test_constants_are_known() -> None:
     assert varying.paths == {("b", "c"), ("params", "e")}
 
 
-def test_an_open_expression_in_a_text_is_refused() -> None:
+def test_an_unclosed_expression_in_a_string_is_rejected() -> None:
     with pytest.raises(ExpressionError, match=r"`\$\{` at character 7 has no `\}`"):
         parse_template("costs ${amount")
 
 
-# -- Python agrees
+# -- agreement with Python
 
 _OPERANDS: dict[str, Any] = {"a": 7, "b": -2, "c": 0.5, "zero": 0, "xs": [1, 7, -2], "s": "Abc", "t": ""}
 _FUNCTIONS: dict[str, Any] = {
@@ -290,7 +290,7 @@ def _texts() -> tuple[st.SearchStrategy[str], ...]:
 
 @given(st.one_of(*_texts()))
 @pytest.mark.slow
-def test_python_agrees(text: str) -> None:
+def test_evaluation_agrees_with_python(text: str) -> None:
     assume(len(text) < 5000)
     try:
         expected = eval(text, {"__builtins__": {}}, {**_FUNCTIONS, **_OPERANDS})
@@ -299,7 +299,7 @@ def test_python_agrees(text: str) -> None:
             parse(text).evaluate(_OPERANDS)
         return
     except OverflowError:
-        expected = None  # and ours finds the number too large
+        expected = None  # the product finds the number too large
     try:
         found = parse(text).evaluate(_OPERANDS)
     except ExpressionError as error:
@@ -309,7 +309,7 @@ def test_python_agrees(text: str) -> None:
     assert type(found) is type(expected)
 
 
-# -- nothing but our own errors
+# -- no errors of other types
 
 _TOKENS = st.lists(
     st.sampled_from(
@@ -340,7 +340,7 @@ _DATA = st.recursive(
 
 @given(st.text() | _TOKENS, _DATA, _DATA)
 @pytest.mark.slow
-def test_any_text_is_read_or_refused(text: str, a: Any, other: Any) -> None:
+def test_any_text_is_evaluated_or_rejected(text: str, a: Any, other: Any) -> None:
     names = {"a": a, "b-c": other}
     reads: list[Callable[[], Any]] = [lambda: parse(text).evaluate(names), lambda: parse_template(text).render(names)]
     for read in reads:
@@ -350,7 +350,7 @@ def test_any_text_is_read_or_refused(text: str, a: Any, other: Any) -> None:
             assert str(error).startswith("Expression ")
 
 
-def test_a_name_in_backquotes_may_have_dots_and_a_plain_dot_asks_for_a_field() -> None:
+def test_names_in_backquotes_may_contain_dots() -> None:
     names = {"a": {"b": "a field"}, "a.b": {"c": "a step"}, "in": 5}
     assert parse("a.b").evaluate(names) == "a field"
     assert parse("`a.b`.c").evaluate(names) == "a step"
@@ -363,18 +363,18 @@ def test_a_name_in_backquotes_may_have_dots_and_a_plain_dot_asks_for_a_field() -
         parse_template("${`a.b}")
 
 
-# -- what evaluating may cost
+# -- the cost of evaluation
 
 
 class Unlisted(dict[str, Any]):
-    """Cannot be gone through."""
+    """A mapping that cannot be iterated over."""
 
     def __iter__(self) -> Any:
         raise AssertionError("somebody goes through all keys")
 
 
 def spent(text: str, times: int = 1, **names: Any) -> int:
-    """Return what it costs to evaluate an expression many times in a row."""
+    """Return what evaluating an expression costs, many times in a row."""
     scope = Scope(names, EvaluationBudget())
     expression = parse(text)
     for _ in range(times):
@@ -405,14 +405,14 @@ def test_many_looks_into_one_long_list_cost_little_more_than_one() -> None:
     ],
 )
 @pytest.mark.slow
-def test_what_takes_too_much_work_is_refused_before_it_is_done(text: str) -> None:
+def test_expensive_expressions_are_rejected_before_the_work_is_done(text: str) -> None:
     big = [list(range(1_000)) for _ in range(4_000)]
     names = {"big": big, "copy": [list(row) for row in big[:3_000]], "long": "x" * 1_000_000}
     with pytest.raises(ExpressionError, match="takes too much work|is longer than"):
         parse(text).evaluate(names)
 
 
-def test_a_value_that_is_named_a_thousand_times_is_refused_before_it_is_written() -> None:
+def test_a_template_with_too_much_data_is_rejected_before_rendering() -> None:
     names = Scope({"value": list(range(10_000))}, EvaluationBudget(most_data=1_000_000))
     template = parse_template({str(number): "${value}" for number in range(1_000)})
     with pytest.raises(ExpressionError, match=r"about 40,\d\d\d,\d\d\d bytes together, and at most 1,000,000"):
@@ -422,14 +422,14 @@ def test_a_value_that_is_named_a_thousand_times_is_refused_before_it_is_written(
         parse_template("${value} " * 1_000).render(names)
 
 
-def test_a_default_does_not_look_for_the_nearest_name() -> None:
+def test_default_does_not_search_for_the_nearest_name() -> None:
     assert parse("default(params.missing, 1)").evaluate({"params": Unlisted(other=2)}) == 1
     with pytest.raises(ExpressionError, match="Did you mean 'other'?"):
         parse("x.othr").evaluate({"x": {"other": 2}})
 
 
-def test_a_field_that_is_missing_is_compared_with_few_long_ones() -> None:
-    """The leader looks for the nearest; among a thousand long names, that took several seconds."""
+def test_a_missing_field_is_compared_with_few_long_names() -> None:
+    """The leader searches for the nearest name; among a thousand long names, that took several seconds."""
     random = Random(1)
     wanted, *others = ("".join(random.choices("ab", k=199)) for _ in range(1_001))
     began = time.process_time()

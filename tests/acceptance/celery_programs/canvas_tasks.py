@@ -275,7 +275,7 @@ def hooked(self, how):
 
 @app.task(base=Hooked, time_limit=0.5)
 def hooked_limit(seconds):
-    """Exceed the hard time limit: in C for so many seconds, then in Python."""
+    """Exceed the hard time limit: sleep `seconds` in one C call, then loop in Python."""
     time.sleep(seconds)
     while True:
         time.sleep(0.05)

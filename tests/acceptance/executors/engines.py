@@ -28,7 +28,7 @@ class CloudRunHarness(Marking):
     name = "cloud_run"
     without = TESTED_ALONE | {
         "test_what_the_work_says_is_in_the_log_of_its_task",  # the log stays in Google Cloud
-        "test_a_large_result_arrives_and_one_that_is_too_large_fails_with_a_reason",  # no limit in the store
+        "test_a_large_result_arrives_and_one_that_is_too_large_fails_with_a_reason",  # the store has no size limit
     }
 
     def __init__(self, folder: Path) -> None:

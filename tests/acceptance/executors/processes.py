@@ -67,7 +67,7 @@ class ProcessHarness(Harness):
         path.rename(self.folder / f"{id}.go")
 
     def lose(self, id: str) -> None:
-        os.killpg(os.getpgid(self._pids(id)[-1]), signal.SIGKILL)  # and the process that supervises it
+        os.killpg(os.getpgid(self._pids(id)[-1]), signal.SIGKILL)  # the supervising process, too
 
     def _pids(self, id: str) -> list[int]:
         path = self.folder / f"{id}.starts"

@@ -1,4 +1,4 @@
-"""What every executor promises: the suite of the package, run over each executor of it."""
+"""The conformance suite for executors, run over every executor of the package."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The examples of docs/executors.md that need no cluster run as written, and its table shows them.
+"""Examples of docs/executors.md that need no cluster run as written, and the page's table matches them.
 
-Those of rq, kubernetes, cloud_run, dask and ray are run where their clusters are: tests/integration/test_executor_….py.
+The examples of rq, kubernetes, cloud_run, dask and ray run in tests/integration/test_executor_….py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def blocks(section: str, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder from which Python imports: the page's programs, and its executor with the entry point."""
+    """A folder on `sys.path` with the page's programs and its example executor, which has an entry point."""
     folder = tmp_path_factory.mktemp("packages")
     [own], [points] = blocks(OWN, "python"), blocks(OWN, "toml")
     (folder / "hot_folder.py").write_text(own, encoding="utf-8")
@@ -70,7 +70,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def stack(
     packages: Path, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:
-    """A scheduler, and a worker that allows what the page says."""
+    """A scheduler, and a worker that allows the page's command."""
     with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
         path = [str(packages), *filter(None, [os.environ.get("PYTHONPATH")])]
         stack.environment["PYTHONPATH"] = os.pathsep.join(path)
@@ -86,14 +86,14 @@ def api(stack: Stack) -> str:
 
 @pytest.fixture
 def page(request: pytest.FixtureRequest, stack: Stack) -> Iterator[ModuleType]:
-    """A program of the page, as a module whose application is the stack's."""
+    """A program of the page, imported as a module; its application uses the stack."""
     module = import_module(request.param)
     with using(module.app, stack):
         yield module
 
 
 def run(text: str, /, **params: Any) -> Any:
-    """Run a workflow of one step; return what that has brought."""
+    """Run a workflow of one step; return the step's output."""
     definition = loads(text)
     project.app.workflows.apply(definition)
     [output] = project.app.workflows[definition.name].start(**params).outputs(60).values()
@@ -101,13 +101,13 @@ def run(text: str, /, **params: Any) -> Any:
 
 
 @pytest.mark.parametrize("page", ["page_process"], indirect=True)
-def test_a_command(page: ModuleType) -> None:
+def test_the_process_example_counts_words(page: ModuleType) -> None:
     assert page.count_words.enqueue("one two  three").result(60).strip() == "3"
     [workflow] = blocks("", "yaml")
     assert run(workflow, text="one two").strip() == "2"
 
 
-def test_a_command_for_a_task_that_was_enqueued_by_its_name_alone(stack: Stack) -> None:
+def test_a_task_enqueued_by_name_runs_on_its_executor(stack: Stack) -> None:
     stranger = Orchestrator()
 
     @stranger.task(name="project.weigh")
@@ -129,8 +129,8 @@ tasks:
 """
 
 
-def test_every_door_to_a_name_leads_to_the_executor(stack: Stack, api: str, tmp_path: Path) -> None:
-    """None of them knows the declaration; the body, which is empty, would return None."""
+def test_http_cli_and_workflow_calls_by_name_reach_the_executor(stack: Stack, api: str, tmp_path: Path) -> None:
+    """The callers do not know the declaration. The task's body is empty and would return None."""
     weight = len('{"text":"abc","unit":"bytes"}')
     file = tmp_path / "weighing.yaml"
     file.write_text(_STEP, encoding="utf-8")
@@ -151,7 +151,7 @@ def test_every_door_to_a_name_leads_to_the_executor(stack: Stack, api: str, tmp_
 
 
 @pytest.mark.parametrize("page", ["page_http"], indirect=True)
-def test_a_service(page: ModuleType, api: str) -> None:
+def test_the_http_example_calls_its_service(page: ModuleType, api: str) -> None:
     [workflow] = blocks("http", "yaml")
     with served("services:app", REPOSITORY / "examples", "--registry", api):
         assert page.add_up.enqueue([1.5, 2.5]).result(60) == 4
@@ -159,7 +159,7 @@ def test_a_service(page: ModuleType, api: str) -> None:
 
 
 @pytest.mark.parametrize("page", ["page_pull"], indirect=True)
-def test_somebody_who_asks(page: ModuleType, api: str) -> None:
+def test_the_pull_example_polls_and_completes_work(page: ModuleType, api: str) -> None:
     counted = page.count_words.enqueue("one two")
     with httpx.Client(base_url=f"{api}/queue", timeout=30) as client:
         work = client.post("/poll", json={"worker_id": "w", "services": ["count"]}).json()
@@ -172,7 +172,9 @@ def test_somebody_who_asks(page: ModuleType, api: str) -> None:
         assert time.monotonic() - began < 4.5, "who repeats it does not wait until the work is cleared away"
 
 
-def test_one_of_ones_own(stack: Stack, packages: Path, tmp_path: Path) -> None:  # they are running
+def test_the_example_executor_submits_and_cancels_work(
+    stack: Stack, packages: Path, tmp_path: Path
+) -> None:  # `stack` runs the work
     kind: Any = import_module("hot_folder").HotFolder
     work = project.work.options(executor=kind(path=str(tmp_path)))
 
@@ -195,13 +197,13 @@ def test_one_of_ones_own(stack: Stack, packages: Path, tmp_path: Path) -> None: 
     eventually(lambda: not list(tmp_path.iterdir()), "it is ended")
 
 
-def test_one_of_ones_own_has_forty_lines() -> None:
+def test_the_example_executor_has_at_most_forty_lines() -> None:
     [own] = blocks(OWN, "python")
     assert len([line for line in own.splitlines() if line.strip()]) <= 40
 
 
-def test_the_table_of_executors_shows_what_the_page_does() -> None:
-    """Each option of an executor in the table is in an example of the page, which a test runs."""
+def test_the_executor_table_matches_the_examples() -> None:
+    """Each executor option in the table is in an example of the page, which a test runs."""
     table = PAGE.partition("| Executor |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| \[?`(\w+)`(?:\]\((\S+)\))? \| .* \| `(.+)` \|$", table, re.MULTILINE)
     assert {name for name, _, _ in rows} == {*all_built_in(), IN_WORKER}
@@ -209,18 +211,18 @@ def test_the_table_of_executors_shows_what_the_page_does() -> None:
         if name == IN_WORKER:
             continue
         assert link == f"#{name}"
-        if PAGE.count(shown) == 1:  # the example is YAML, which has more
+        if PAGE.count(shown) == 1:  # the example is YAML and has more options
             options, on_page = (
                 eval(shown, {one: getattr(executors, one) for one in executors.__all__}),
                 example(name)[0],
-            )  # our own page
+            )  # `eval` of our own page
             said, more = msgspec.to_builtins(options), msgspec.to_builtins(on_page)
             assert said == {key: more[key] if f"{key}=" in shown else said[key] for key in said}
 
 
 @pytest.mark.long
-def test_the_conformance_suite_runs_over_it(stack: Stack, packages: Path) -> None:
-    some = "succeeds or killed"  # all of them take a minute
+def test_the_conformance_suite_accepts_the_example_executor(stack: Stack, packages: Path) -> None:
+    some = "succeeds or killed"  # the whole suite takes a minute
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_hot_folder.py", "-k", some]
     done = subprocess.run(command, cwd=packages, env=stack.environment, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stdout[-5_000:]

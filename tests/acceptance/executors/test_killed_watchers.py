@@ -1,4 +1,4 @@
-"""A watcher may be killed at any moment of the protocol: the work is begun once, and its end is told."""
+"""The watcher of an execution may be killed at any moment: the work starts once, and its outcome is reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IMPATIENT = {"worker_ttl": 2.0, "heartbeat": 0.5, "lease": 2.0}
 
 @pytest.fixture(scope="module")
 def bureau(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BureauHarness]:
-    """A remote side that can strike at whoever asks it."""
+    """A remote service that can kill or delay its caller."""
     harness = BureauHarness(tmp_path_factory.mktemp("bureau"))
     yield harness
     harness.close()
@@ -31,7 +31,7 @@ def bureau(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BureauHarness]:
 def scene(
     bureau: BureauHarness, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stage]:
-    """A scheduler, for all moments."""
+    """A scheduler, shared by the tests of this module."""
     folder: Path = tmp_path_factory.mktemp("stack")
     with fresh_stack(database_url, redis_url, folder, **_IMPATIENT) as stack:
         bureau.prepare(stack)
@@ -42,7 +42,7 @@ def scene(
 
 @pytest.mark.long_for("before submit", "watch")
 @pytest.mark.parametrize("moment", ["before submit", "submit", "watch", "end"])
-def test_a_watcher_may_die_at_any_moment(scene: Stage, bureau: BureauHarness, moment: str) -> None:
+def test_work_starts_once_when_its_watcher_is_killed(scene: Stage, bureau: BureauHarness, moment: str) -> None:
     first = scene.worker()
     bureau.crash[moment] = first.kill
     work, id = scene.enqueue("return", value=moment)
@@ -56,11 +56,11 @@ def test_a_watcher_may_die_at_any_moment(scene: Stage, bureau: BureauHarness, mo
         scene.leave()
 
 
-def test_a_watcher_may_die_before_its_note_of_the_external_id_is_kept(scene: Stage, bureau: BureauHarness) -> None:
+def test_work_starts_once_when_its_external_id_was_not_recorded(scene: Stage, bureau: BureauHarness) -> None:
     first, leader = scene.worker(), scene.stack.leader()
 
     def stop() -> None:
-        leader.signal_group(signal.SIGSTOP)  # so nobody keeps what the watcher says from now on
+        leader.signal_group(signal.SIGSTOP)  # the watcher's further reports are not applied
 
     bureau.crash |= {"submit": stop, "after submit": first.kill}
     work, id = scene.enqueue("return", value="kept by nobody")
@@ -77,7 +77,7 @@ def test_a_watcher_may_die_before_its_note_of_the_external_id_is_kept(scene: Sta
 
 
 @pytest.mark.long
-def test_a_watcher_may_die_before_it_clears_away(scene: Stage, bureau: BureauHarness) -> None:
+def test_unreleased_work_expires_when_its_watcher_is_killed(scene: Stage, bureau: BureauHarness) -> None:
     first = scene.worker()
     bureau.crash["before release"] = first.kill
     work, id = scene.enqueue("return", value=1)
@@ -94,7 +94,7 @@ def test_a_watcher_may_die_before_it_clears_away(scene: Stage, bureau: BureauHar
 
 
 @pytest.mark.long
-def test_a_watcher_that_was_cut_off_clears_nothing_away_that_another_reads(scene: Stage, bureau: BureauHarness) -> None:
+def test_a_watcher_that_lost_its_attempt_does_not_release_the_work(scene: Stage, bureau: BureauHarness) -> None:
     first, is_read, go_on = scene.worker(), threading.Event(), threading.Event()
 
     def stop_first() -> None:
@@ -126,7 +126,7 @@ def test_a_watcher_that_was_cut_off_clears_nothing_away_that_another_reads(scene
         scene.leave()
 
 
-def test_work_that_is_slow_to_start_has_not_begun_and_is_begun_once(scene: Stage, bureau: BureauHarness) -> None:
+def test_work_that_starts_slowly_stays_dispatched_and_starts_once(scene: Stage, bureau: BureauHarness) -> None:
     scene.worker()
     begun = threading.Event()
     bureau.crash["submit"] = lambda: begun.wait(60)
@@ -146,15 +146,15 @@ def test_work_that_is_slow_to_start_has_not_begun_and_is_begun_once(scene: Stage
 
 
 @pytest.mark.long
-def test_a_full_worker_receives_executions_after_redis_has_lost_everything(
+def test_a_full_worker_receives_executions_after_redis_loses_its_data(
     scene: Stage, bureau: BureauHarness, tmp_path: Path
 ) -> None:
-    """They have a queue of their own, since both kinds would stand in one line before the leader."""
+    """The executions have their own queue: in one queue, the leader would line them up with the tasks."""
     scene.worker("--app", "project:app", "--concurrency", "1", "--queues", "default,outside")
     try:
         full = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
         eventually(lambda: full.status() == "running", "the only slot is taken")
-        for number in (1, 2):  # before there is a thread that receives executions alone, and after
+        for number in (1, 2):  # before and after the worker has a thread that receives only executions
             scene.stack.redis.flushall()
             work, id = scene.enqueue("return", {"queue": "outside"}, value=number)
             assert work.result(60) == number

@@ -1,4 +1,4 @@
-"""Whoever watches may be killed at every step of the protocol, whatever does the work: it is begun once, and ends."""
+"""With every executor, a watcher may be killed at each step of the protocol: the work starts once, and it ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORKER = ("--app", "stumbling:app")
 
 
 def prepare(stage: Stage, folder: Path, step: str) -> Path:
-    """Start a worker whose process will die at a step; return the file that is there until it has."""
+    """Start a worker whose process kills itself at a step; return a file that exists until then."""
     armed = folder / "stumble"
     armed.write_text(step, encoding="utf-8")
     stage.stack.environment["STUMBLE"] = str(armed)
@@ -25,7 +25,7 @@ def prepare(stage: Stage, folder: Path, step: str) -> Path:
 
 
 @pytest.mark.parametrize("step", ["before submit", "after submit", "before watch", "after watch", "before release"])
-def test_a_watcher_may_die_at_every_step(stage: Stage, tmp_path: Path, step: str) -> None:
+def test_work_starts_once_when_its_watcher_dies_at_any_step(stage: Stage, tmp_path: Path, step: str) -> None:
     armed = prepare(stage, tmp_path, step)
     work, id = stage.enqueue("return", value=step)
     assert work.result(60) == step
@@ -36,7 +36,7 @@ def test_a_watcher_may_die_at_every_step(stage: Stage, tmp_path: Path, step: str
 
 
 @pytest.mark.parametrize("step", ["before cancel", "after cancel"])
-def test_a_watcher_may_die_while_it_cancels(stage: Stage, tmp_path: Path, step: str) -> None:
+def test_work_is_cancelled_when_its_watcher_dies_while_cancelling(stage: Stage, tmp_path: Path, step: str) -> None:
     armed = prepare(stage, tmp_path, step)
     held, id = stage.hold()
     held.cancel()

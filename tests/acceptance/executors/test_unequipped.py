@@ -1,4 +1,4 @@
-"""A worker that was not given what an executor needs fails nothing: tasks wait for one that was, and it is said."""
+"""A worker that lacks what an executor needs fails no task: tasks wait for an equipped worker, and status says why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ users: [{name: me, user: {exec: {command: login}}}]
 """
 
 
-def test_what_a_worker_lacks_is_told_and_costs_no_try(stack: Stack, tmp_path: Path) -> None:
+def test_tasks_whose_executor_the_worker_cannot_use_wait_without_failing(stack: Stack, tmp_path: Path) -> None:
     kubeconfig = tmp_path / "config"
     kubeconfig.write_text(_BY_PROGRAM)
     stack.environment["KUBECONFIG"] = str(kubeconfig)
@@ -39,11 +39,11 @@ def test_what_a_worker_lacks_is_told_and_costs_no_try(stack: Stack, tmp_path: Pa
         assert tuple(row[0])[:2] == ("pending", 0)
 
 
-def test_a_command_finds_no_secret_of_any_service(stack: Stack) -> None:
+def test_a_command_cannot_read_secrets_from_other_processes(stack: Stack) -> None:
     stack.environment["PLANTED"] = "hidden-words"
     stack.scheduler()
     stack.worker("--allow-command", "/bin/sh")
-    project.isolated.enqueue(1).result(timeout=60)  # its process waits for more
+    project.isolated.enqueue(1).result(timeout=60)  # its process waits for more tasks
     look = (
         "grep -la hidden-words /proc/[0-9]*/environ 2>/dev/null | while read file; do cat ${file%environ}cmdline; done"
     )

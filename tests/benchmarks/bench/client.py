@@ -55,7 +55,7 @@ class Client:
         return _timed(lambda: self._queue.enqueue_singly(count))
 
     def run_steps(self, runs: int, steps: int) -> float:
-        """Return the duration of concurrent code workflows with so many steps each, in seconds."""
+        """Return the duration of `runs` concurrent code workflows with `steps` steps each, in seconds."""
         return _timed(lambda: cast(Any, self._queue).run_steps(steps, runs))
 
     def compose(self, kind: str, count: int, times: int, patience: float) -> float | None:

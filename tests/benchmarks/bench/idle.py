@@ -14,7 +14,7 @@ from tests.benchmarks.peers.contestants import OURS
 
 
 def idle_cpu(services: Services, seconds: float) -> dict[str, float]:
-    """Return each process's CPU usage over so many idle seconds, in percent of a core; `together` is our processes."""
+    """Return each process's CPU usage while idle, in percent of a core; `together` is the sum of our processes."""
     with running(*services.fresh()) as programs:
         client = RemoteClient(programs, OURS)
         client.ask("prepare")

@@ -87,7 +87,7 @@ def run_round(contestant: Contestant, services: Services, sizes: Sizes, announce
 def throughput(
     contestant: Contestant, programs: Programs, client: RemoteClient, tasks: int, announce: Announce
 ) -> tuple[dict[str, float], list[Program]]:
-    """Measure a backlog and running workers with so many tasks each; return the rates and the workers."""
+    """Measure a backlog and running workers with `tasks` tasks each; return the rates and the workers."""
     announce("backlog")
     found = {"bulk_rate": tasks / client.ask("enqueue_bulk", tasks)}
     client.send("drain", tasks)

@@ -34,7 +34,7 @@ SELECT gen_random_uuid(), t.name, replace(:queue, '{}', n::text), t.payload,
   FROM generate_series(CAST(:first AS int), :last) AS n
  CROSS JOIN (SELECT name, payload FROM orchestrator.ended_tasks LIMIT 1) AS t
 """
-# Six days of work with one failure in fifty tasks; ids are in the order of time, as real ones.
+# Six days of work with one failure in fifty tasks; like real ids, these are in the order of time.
 _FINISHED = """
 INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, payload,
                                       result, error, worker, created_at, started_at, ended_at)
@@ -79,7 +79,7 @@ def _next_to(fill: Callable[[Stand, int, int], None]) -> Measure:
 
 
 def _drained(stand: Stand, work: int) -> Point:
-    """Run about so many tasks of a queue that is paused before and afterwards."""
+    """Run about `work` tasks of a queue that is paused before and afterwards."""
     stand.sql("VACUUM ANALYZE")
     queue = app.queue("default")
     with stand.measured() as found:
@@ -111,7 +111,7 @@ def _fill_schedules(stand: Stand, first: int, last: int) -> None:
 
 
 def _keys(stand: Stand, size: int) -> Point:
-    """Run tasks with so many concurrency keys in rotation, each with a limit."""
+    """Run tasks with `size` concurrency keys in rotation, each with a limit."""
     stand.work()
     app.queue("default").pause()
     work = max(size, WORK)
@@ -170,7 +170,7 @@ def _runs(stand: Stand, size: int) -> Point:
 
 
 def _histories(stand: Stand, size: int) -> Point:
-    """Let a run with so many events in its history take a hundred more steps."""
+    """Let a run with `size` events in its history take a hundred more steps."""
     stand.work()
     before = effects()
     handle = stepping.start(size, 100)
@@ -183,7 +183,7 @@ def _histories(stand: Stand, size: int) -> Point:
 
 
 def _payloads(stand: Stand, size: int) -> Point:
-    """Run tasks with arguments of so many bytes, with twenty million bytes in total at most."""
+    """Run tasks with arguments of `size` bytes, with twenty million bytes in total at most."""
     stand.work()
     tasks = max(20, min(WORK, 20_000_000 // size))
     data = b64encode(os.urandom(size))[: size - 50].decode()  # incompressible
@@ -196,7 +196,7 @@ def _payloads(stand: Stand, size: int) -> Point:
 
 
 def _definitions(stand: Stand, size: int) -> Point:
-    """Run one DAG at a time with ten parallel steps: each step depends on the one ten places before."""
+    """Run one DAG at a time with ten parallel chains of steps: step n depends on step n - 10."""
     stand.work()
     steps = tuple(
         Step(name=f"s{number}", task=noop.name, depends_on=(f"s{number - 10}",) if number >= 10 else ())

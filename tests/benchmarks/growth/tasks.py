@@ -17,7 +17,7 @@ def sized(data: str) -> int:
 
 @app.workflow
 async def stepping(ctx: WorkflowContext, signals: int, steps: int) -> int:
-    """Receive so many signals, run a task as a marker, wait for one more signal, and run the steps."""
+    """Receive `signals` signals, run a task as a marker, wait for one more signal, and run the steps."""
     inbox = ctx.signals("more", type=int)
     for _ in range(signals):
         await inbox.get()

@@ -1,4 +1,4 @@
-"""Orchestrator by its Celery API: the same servers and processes, called by `delay`, `get`, `chain` and `chord`."""
+"""Orchestrator through its Celery API (`delay`, `get`, `chain`, `chord`), with the same servers and processes."""
 
 from __future__ import annotations
 

@@ -55,4 +55,4 @@ class Copy:
     def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
-            compiled.unlink()  # it may have the same size and second of modification as the mutated file's
+            compiled.unlink()  # its size and modification second may match those of the mutated file

@@ -37,7 +37,7 @@ FLOWS = (
         "",
         (
             tests(
-                "tests/integration/test_kept_flows.py::test_what_was_planned_in_a_tick_that_failed_is_not_kept",
+                "tests/integration/test_kept_flows.py::test_plans_of_a_failed_tick_are_not_kept",
                 "^E ",
             ),
         ),
@@ -64,7 +64,7 @@ FLOWS = (
         "orchestrator/domain/flow/plan.py",
         "        if state.has_ended and not (isinstance(event, commands.Retried) and state.error is not None):\n",
         "        if False:\n",
-        (tests("tests/unit/flows/test_planner.py::test_what_comes_late_or_twice_changes_nothing", "it ends once"),),
+        (tests("tests/unit/flows/test_planner.py::test_late_and_duplicate_events_change_nothing", "it ends once"),),
     ),
     Mutation(
         "timer-of-before",
@@ -74,7 +74,7 @@ FLOWS = (
         "        if not isinstance(work, Wait):\n",
         (
             tests(
-                "tests/unit/flows/test_planner.py::test_the_timer_of_an_earlier_wait_ends_no_later_one",
+                "tests/unit/flows/test_planner.py::test_the_timer_of_an_earlier_wait_does_not_end_a_later_wait",
                 "^E ",
             ),
         ),
@@ -89,7 +89,7 @@ FLOWS = (
         "        if state.is_over:\n            self.keep_signal(event)\n",
         (
             tests(
-                "tests/integration/test_flows.py::test_a_signal_counts_that_was_sent_before_the_run_began",
+                "tests/integration/test_flows.py::test_a_signal_sent_before_the_run_begins_counts",
                 "^E ",
             ),
         ),

@@ -23,8 +23,7 @@ CAREFUL_TICKS = (
         "            outer.merge(tx.result)\n" + _UNDONE,
         (
             tests(
-                "tests/integration/test_rolled_back.py"
-                "::test_a_worker_is_not_told_to_stop_what_a_refused_turn_had_cancelled",
+                "tests/integration/test_rolled_back.py::test_a_rejected_turn_stops_no_running_task",
                 "^E ",
             ),
         ),
@@ -37,8 +36,7 @@ CAREFUL_TICKS = (
         "            outer.outgoing.revoked.extend(tx.result.outgoing.revoked)\n" + _UNDONE,
         (
             tests(
-                "tests/integration/test_rolled_back.py"
-                "::test_a_worker_is_not_told_to_stop_what_a_refused_turn_had_cancelled",
+                "tests/integration/test_rolled_back.py::test_a_rejected_turn_stops_no_running_task",
                 "^E ",
             ),
         ),
@@ -93,8 +91,7 @@ PLANS = (
         "                pass\n",
         (
             tests(
-                "tests/integration/test_dag_runs.py"
-                "::test_steps_that_had_to_wait_for_the_next_tick_start_whoever_plans_that",
+                "tests/integration/test_dag_runs.py::test_steps_left_for_the_next_tick_start_without_the_cached_plan",
                 "^E ",
             ),
         ),
@@ -110,7 +107,7 @@ CODE = (
         "blockers = 1",
         (
             tests(
-                "tests/integration/test_code_runs.py::test_code_does_not_sleep_on_news_that_came_during_its_turn",
+                "tests/integration/test_code_runs.py::test_events_during_a_turn_are_delivered_in_another_turn",
                 "^E ",
             ),
         ),
@@ -138,7 +135,7 @@ CODE = (
         "    return CarriedOver([], [])\n",
         (
             chaos("--seconds 15 --seed 7 --rate 2 --faults kill-child --every 3 --loads inquiry", "was certainly told"),
-            tests("tests/integration/test_code_continue_as_new.py::test_a_cancel_arrives", "^E "),
+            tests("tests/integration/test_code_continue_as_new.py::test_a_cancel_reaches_a_run_that_continues", "^E "),
         ),
     ),
     Mutation(
@@ -151,7 +148,7 @@ CODE = (
             chaos("--seconds 15 --seed 7 --rate 2 --faults kill-child --every 3 --loads inquiry", "heard answer"),
             tests(
                 "tests/integration/test_code_promises.py"
-                "::test_what_is_said_of_a_promise_that_the_code_gives_up_meanwhile_reaches_the_next_of_its_name",
+                "::test_a_resolution_of_an_abandoned_promise_goes_to_its_namesake",
                 "^E ",
             ),
         ),

@@ -75,7 +75,7 @@ TASKS = (
         "     WHERE t.ctid = found.place {condition}\n",
         (
             seeds("55", "has the result of another execution"),
-            tests("tests/integration/test_transitions.py::test_another_attempt_changes_nothing", "^E "),
+            tests("tests/integration/test_transitions.py::test_a_report_of_another_attempt_changes_nothing", "^E "),
         ),
     ),
     Mutation(
@@ -86,7 +86,7 @@ TASKS = (
         "    charged = 1\n",
         (
             tests(
-                "tests/integration/test_lost_workers.py::test_the_first_loss_is_free_and_the_next_attempt_runs_alone",
+                "tests/integration/test_lost_workers.py::test_only_the_death_of_its_own_process_charges_a_task",
                 "^E ",
             ),
         ),
@@ -114,7 +114,12 @@ TASKS = (
         "workers/parent/child.py",
         "        if self.held.farewell is Farewell.UNFINISHED or self.dismissed:\n",
         '        if self.held.farewell is Farewell.UNFINISHED or self.dismissed or died_of == "exit code 4":\n',
-        (tests("tests/acceptance/test_crashes.py::test_the_exit_code_of_a_task_means_nothing[4]", "ResultTimeout"),),
+        (
+            tests(
+                "tests/acceptance/test_crashes.py::test_an_exiting_task_counts_as_lost_with_any_exit_code[4]",
+                "ResultTimeout",
+            ),
+        ),
         missed="driver in 10 s: few exit codes are 4, and the next attempt has another one",
     ),
     Mutation(
@@ -125,8 +130,7 @@ TASKS = (
         "            elif True:\n",
         (
             tests(
-                "tests/integration/test_rolling_deploy.py::"
-                "test_what_only_some_know_goes_to_them_and_nothing_goes_round",
+                "tests/integration/test_rolling_deploy.py::test_tasks_known_to_some_workers_go_only_to_these",
                 "^E .*old|^E .*80",
             ),
         ),
@@ -141,7 +145,7 @@ TASKS = (
         (
             chaos("--seconds 20 --seed 7 --rate 2 --faults term-scheduler --every 3 --loads rated", "one more than"),
             tests(
-                "tests/integration/test_limits_and_fairness.py::test_a_rate_is_kept_and_survives_its_leader",
+                "tests/integration/test_limits_and_fairness.py::test_a_rate_limit_survives_a_change_of_leader",
                 "^E ",
             ),
         ),
@@ -159,7 +163,7 @@ TASKS = (
             ),
             tests(
                 "tests/integration/test_limits_and_fairness.py"
-                "::test_a_cancelled_task_keeps_its_place_until_its_code_has_stopped",
+                "::test_a_cancelled_task_occupies_its_limit_until_its_code_stops",
                 "^E ",
             ),
         ),
@@ -204,7 +208,7 @@ TERMS = (
         "CASE count(*) * 0 + %(number)s::int WHEN %(number)s::int THEN",
         (
             tests(
-                "tests/integration/test_foreseen_ends.py::test_a_success_that_does_not_count_any_more_changes_nothing",
+                "tests/integration/test_foreseen_ends.py::test_an_outdated_success_changes_nothing",
                 "^E ",
             ),
         ),
@@ -217,7 +221,7 @@ TERMS = (
         "",
         (
             tests(
-                "tests/integration/test_lost_commits.py::test_a_term_that_is_issued_twice_tells_of_a_lost_claim",
+                "tests/integration/test_lost_commits.py::test_a_term_issued_twice_reveals_a_lost_claim",
                 "^E ",
             ),
         ),
@@ -230,8 +234,7 @@ TERMS = (
         'token = "0"\n',
         (
             tests(
-                "tests/integration/test_lost_commits.py"
-                "::test_a_generation_that_postgres_has_forgotten_is_not_begun_again_under_its_name",
+                "tests/integration/test_lost_commits.py::test_a_generation_forgotten_by_postgres_is_not_reused",
                 "^E ",
             ),
         ),
@@ -258,8 +261,7 @@ TERMS = (
         "                pass\n",
         (
             tests(
-                "tests/integration/test_lost_commits.py"
-                "::test_a_lost_claim_is_noticed_although_no_event_was_applied_since",
+                "tests/integration/test_lost_commits.py::test_a_lost_claim_is_noticed_without_applied_events",
                 "^E ",
             ),
         ),

@@ -142,7 +142,7 @@ class Arena:
             yield client
 
     def heal(self) -> None:
-        """Heal every proxy and start the servers. All faults must have been left before."""
+        """Heal every proxy and start the servers. All faults must have ended before."""
         for wire in self.wires():
             wire.heal()
         self.services.postgres.start()
@@ -180,7 +180,7 @@ class Arena:
     # -- setup
 
     def _write_down_starts(self) -> None:
-        """Create a trigger that records the dispatch of tasks with a limited rate, or known to one release only."""
+        """Create a trigger that records dispatches of tasks that have a rate limit or that only one release knows."""
         with (
             closing(psycopg2.connect(self.services.database_url)) as connection,
             connection,

@@ -136,7 +136,7 @@ class Client:
                     kind = self.random.choices(kinds, weights)[0]
                     kind(self)
                     self.counts[kind.__name__] += 1
-            except Exception as error:  # noqa: BLE001  # any error except of an outage is a defect
+            except Exception as error:  # noqa: BLE001  # any error not caused by an outage is a defect
                 if is_weather(error):
                     self.counts["refused"] += 1
                 else:

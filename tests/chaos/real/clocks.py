@@ -28,7 +28,7 @@ class Clock:
         self.environment = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(self._file)}
 
     def step_to(self, seconds: int) -> None:
-        """Set the clock so many seconds ahead of the true time."""
+        """Set the clock `seconds` ahead of the true time."""
         with self._file.open("r+b") as file:
             file.write(struct.pack("q", seconds))
 

@@ -41,13 +41,13 @@ class Clockwork:
                     return []
             except psycopg2.OperationalError:
                 pass  # Postgres is starting
-            except Exception as error:  # any error except of an outage is a defect
+            except Exception as error:  # any error not caused by an outage is a defect
                 if not is_weather(error):
                     raise
             time.sleep(0.1)
         return [f"schedules still owed fires {_TIMEOUT:g} s after everything was healed"]
 
     def _note(self, bound: str) -> None:
-        """Record the next fire of every schedule: the first one, or the one that the pause prevents."""
+        """Record the next fire of every schedule: the first fire, or the fire that the pause prevents."""
         for row in self._arena.sql("SELECT workflow, extract(epoch FROM next_fire) AS at FROM orchestrator.schedules"):
             append(self._arena.journal.commit_log, "schedule", row["workflow"], bound, f"{row['at']:.0f}")

@@ -93,7 +93,8 @@ class Journal:
     # -- the checker
 
     def was_unheard(self, worker: int, began: float, ended: float, at_least: float) -> bool:
-        """Return whether a worker was unheard for `at_least` seconds on end, in a period that meets the given one."""
+        """Return whether a worker was unheard for `at_least` seconds on end, in a period that overlaps the given
+        one."""
         joined: list[Span] = []
         for span in sorted(self._unheard.get(worker, ()), key=lambda span: span.began):
             if joined and span.began <= joined[-1].ended:

@@ -1,9 +1,7 @@
-"""A person who sends code workflows the messages they wait for: signals, updates, and finally the promise's value; and
-who approves flows, each until one call has returned.
-
-The waiting runs are read from Postgres without a proxy, which includes runs whose start raised an error and committed.
-Each message is a new number, recorded before it is sent and again when the call has returned.
-"""
+"""A simulated person who sends code workflows the messages they wait for (signals, updates, finally the promise's
+value) and approves flows, repeating each approval until a call returns. The waiting runs are read from Postgres without
+a proxy, which includes runs whose start raised an error and committed. Each message is a new number, recorded before it
+is sent and again when the call has returned."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ class Outsider:
         self._is_hurrying = True
 
     def stop(self) -> None:
-        """Stop. A run that still waits at rest would wait forever."""
+        """Stop; call this at rest, when no run waits any more."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_TIMEOUT)
@@ -104,7 +102,7 @@ class Outsider:
             send(number)
         except (WrongState, ResultTimeout):
             self.counts[f"{message} too late"] += 1
-        except Exception as error:  # noqa: BLE001  # any error except of an outage is a defect
+        except Exception as error:  # noqa: BLE001  # any error not caused by an outage is a defect
             if is_weather(error):
                 self.counts["refused"] += 1
             else:

@@ -1,7 +1,7 @@
 """Derives a plan from a seed: the faults, their times, durations and targets.
 
-Faults are dealt like cards, so that each occurs regularly. They overlap, because two simultaneous faults reveal more
-errors than separate ones.
+Faults are dealt like cards: each kind occurs once before any repeats. They overlap, because two simultaneous faults
+reveal more errors than separate ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.chaos.real.faults import FAULTS
 
 
 class Strike(NamedTuple):
-    """A fault of a plan."""
+    """A planned fault."""
 
     at: float
     """Seconds since the start."""
@@ -29,7 +29,7 @@ class Strike(NamedTuple):
 
 
 def chosen(groups: Sequence[str], *, without: Container[str]) -> list[str]:
-    """Return the faults that groups or kinds name, by default all; without the unsupported ones."""
+    """Return the kinds of faults that `groups` (groups or kinds) name, by default all, except `without`."""
     kinds = [kind for kind in sorted(FAULTS) if kind not in without]
     if not groups:
         return kinds
@@ -41,7 +41,7 @@ def chosen(groups: Sequence[str], *, without: Container[str]) -> list[str]:
 
 
 def plan_for(seed: int, seconds: float, kinds: Sequence[str], *, every: float, ttl: float) -> list[Strike]:
-    """Return the faults of a seed, in order; each is healed before the end."""
+    """Return the faults of a seed by time; each is healed before the end."""
     random = Random(f"{seed} faults")
     deck = _deal(random, kinds)
     plan: list[Strike] = []
@@ -58,7 +58,7 @@ def _deal(random: Random, kinds: Sequence[str]) -> Iterator[str]:
 
 
 def _duration(random: Random, ttl: float, remaining: float) -> float:
-    """Return a duration: a moment, one shorter than the TTL, or one longer than it."""
+    """Return a random duration: very short, below the worker TTL, or above it."""
     longest = random.choice((0.1, 0.6 * ttl, 1.5 * ttl, 2.5 * ttl))
     return min(random.uniform(0.5 * longest, longest), remaining)
 

@@ -87,7 +87,7 @@ class Proxy:
         self._call(self._is_forwarding.clear)
 
     def delay(self, seconds: float) -> None:
-        """Delay all data by so many seconds until `heal`."""
+        """Delay all data by `seconds` until `heal`."""
         self._delay = seconds
 
     def reset(self) -> None:
@@ -113,7 +113,7 @@ class Proxy:
 
         self._do(close())
 
-    # -- on the loop
+    # -- on the event loop
 
     def _cut(self) -> None:
         self._is_cut = True

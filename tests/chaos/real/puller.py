@@ -1,6 +1,6 @@
-"""Pull clients: programs with only the HTTP API, which poll for work, send heartbeats and complete it.
+"""Pull clients, which have only the HTTP API: they poll for tasks, send heartbeats and report completions.
 
-The journal records each start, each acknowledged heartbeat, and each end. Some holders die without notice.
+The journal records each start, each acknowledged heartbeat and each end. Some lease holders die without notice.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tests.chaos.real.project.pulls import LEASE, SERVICE
 
 _POLLERS = 3
 _TIMEOUT = 3.0
-"""Timeout of a request in seconds; a completion may wait as long as the API allows."""
+"""Timeout of a request in seconds. A completion may wait longer, as long as the API allows."""
 _COMPLETION_TIMEOUT = 25.0
 _HEARTBEAT_INTERVAL = LEASE / 8
 _DEATH_PROBABILITY = 0.05
-"""Probability that a holder dies."""
+"""Probability that a lease holder dies."""
 _RETRYABLE = {429, 503}
 """HTTP statuses that are valid during an outage."""
 NOT_YET = "It is not known yet"
-"""Title of the error that asks to continue: the lease is not known yet."""
+"""Title of the error for a lease that is not known yet; its holder continues."""
 
 
 class Puller:
-    """Polls in several threads, and works in one thread per task."""
+    """Polls in several threads, and works on each task in its own thread."""
 
     def __init__(self, arena: Arena, seed: int) -> None:
         self._arena = arena
@@ -50,7 +50,7 @@ class Puller:
             poller.start()
 
     def close(self) -> None:
-        """Stop; call this at rest, when all holders must have got a response."""
+        """Stop; call this at rest, when all holders must have received a response."""
         self._stopping.set()
         if not self._pollers[0].is_alive():
             return

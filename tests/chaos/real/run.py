@@ -75,7 +75,7 @@ class Outcome:
     losses: int
     """Attempts that were lost and dispatched again."""
     overlaps: int
-    """Attempts that overlapped another attempt of their task, because its worker could not be heard."""
+    """Attempts that overlapped another attempt of their task, because its worker's heartbeats did not arrive."""
     seconds_to_rest: float
     history: list[str]
 
@@ -96,7 +96,7 @@ class Progress:
 
 
 def run(experiment: Experiment, folder: Path, show: Callable[[Progress], None] = lambda _: None) -> Outcome:
-    """Run an experiment in a folder, which keeps the logs, and check it."""
+    """Run an experiment and check it; the logs stay in `folder`."""
     plan = experiment.plan()
     arena = Arena(
         folder,
@@ -118,7 +118,7 @@ def run(experiment: Experiment, folder: Path, show: Callable[[Progress], None] =
         client.start()
         driver.start()
         try:
-            _break(driver, client, began + experiment.seconds, lambda: report("chaos"))
+            _run_load_and_faults(driver, client, began + experiment.seconds, lambda: report("chaos"))
             arena.heal()
             healed = time.monotonic()
             report("healing")
@@ -134,8 +134,8 @@ def run(experiment: Experiment, folder: Path, show: Callable[[Progress], None] =
         return outcome
 
 
-def _break(driver: Driver, client: Client, until: float, report: Callable[[], None]) -> None:
-    """Run faults and load until the time is over."""
+def _run_load_and_faults(driver: Driver, client: Client, until: float, report: Callable[[], None]) -> None:
+    """Wait while load and faults run, then stop both."""
     try:
         while not driver.wait(1.0) or time.monotonic() < until:
             report()

@@ -55,12 +55,12 @@ class Standby(EmbeddedPostgres):
         self._wait(lambda: ask(self._primary.url, "SELECT pid FROM pg_stat_replication") == [])
 
     def promote(self) -> None:
-        """Become the primary; the old one must be dead."""
+        """Become the primary; the old primary must be dead."""
         ask(self.url, "SELECT pg_promote()")
         self._wait(super()._ready)
 
     def _ready(self) -> bool:
-        """Return whether the server accepts connections, also as a standby."""
+        """Return whether the server accepts connections, be it a standby or a primary."""
         return super()._ready() or (self._pid_file.exists() and "standby" in self._pid_file.read_text(encoding="utf-8"))
 
     def _wait(self, condition: Callable[[], bool]) -> None:

@@ -44,7 +44,7 @@ class Visitor:
         self._stopping.set()
 
     def close(self) -> None:
-        """Stop; call this when everything is healed, so that the last task must have been acknowledged."""
+        """Stop the thread. Call this after healing, when the last task must have been acknowledged."""
         self.stop()
         if self._thread.is_alive():
             self._thread.join(_STOP_TIMEOUT)

@@ -1,4 +1,4 @@
-"""The errors that a caller may get during an outage of Postgres; any other error is a defect."""
+"""The errors that a caller may get while Postgres is down; any other error is a defect."""
 
 from __future__ import annotations
 

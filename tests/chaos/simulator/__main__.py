@@ -60,7 +60,7 @@ def _server() -> Iterator[str]:
             database.upgrade(services.database_url)
             with closing(psycopg2.connect(services.database_url)) as connection, connection.cursor() as cursor:
                 connection.autocommit = True
-                cursor.execute("ALTER SYSTEM SET fsync = off")  # each seed begins with new files
+                cursor.execute("ALTER SYSTEM SET fsync = off")  # truncating creates new files for each seed
                 cursor.execute("SELECT pg_reload_conf()")
             yield services.database_url
     finally:

@@ -132,7 +132,7 @@ def _check_executions(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
 
 
 def _check_ledger(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
-    """Check that a task completing in a transaction wrote only in its successful attempt, once."""
+    """Check that a task that completes in a transaction wrote once, in its successful attempt only."""
     written: dict[bytes, list[int]] = defaultdict(list)
     for line in world.database.sql("SELECT * FROM simulated.ledger"):
         written[line["id"].bytes].append(line["attempt"])
@@ -200,7 +200,7 @@ def _check_runs(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
         if row["flow"]:
             recount += _own_counts(row)
         elif row["workflow"] is not None:
-            recount += _without_tasks(row, tasks[run])
+            recount += _counts_without_tasks(row, tasks[run])
         counted = {name: row[name] for name in ("success", "failed", "cancelled", "skipped")}
         if counted != {name: recount[name] for name in counted} or row["total"] != sum(counted.values()):
             yield f"run {run.hex()} counts {counted} of {row['total']}, and a recount gives {dict(recount)}"
@@ -223,8 +223,8 @@ def _own_counts(row: Any) -> Counter[str]:
     return Counter({"cancelled" if state.error is None else "failed": 1})
 
 
-def _without_tasks(row: Any, tasks: list[Any]) -> Counter[str]:
-    """Return a DAG's counts without a task: skipped steps, and items that were never created."""
+def _counts_without_tasks(row: Any, tasks: list[Any]) -> Counter[str]:
+    """Return a DAG's counts that belong to no task: skipped steps, and items that were never created."""
     if row["state"] is None:
         return Counter()
     state = msgspec.msgpack.decode(bytes(row["state"]), type=DagState)

@@ -68,7 +68,7 @@ WIDE = Definition(
         Step(name="end", task="job", depends_on=tuple(f"below {n}" for n in range(12)), trigger="all_ended"),
     ),
 )
-"""Has more steps than fit into one tick with a small batch, at the start and below `source`."""
+"""A workflow with more steps than fit into one tick with a small batch, at the start and below `source`."""
 SCARCE = Definition(
     name="scarce",
     concurrency=Concurrency(limit=2),
@@ -88,7 +88,7 @@ class Clients:
         self._world = world
         self._random = Random(f"{world.plan.seed} clients")
         self.tasks: list[bytes] = []
-        """Every task enqueued on its own or in a run of many."""
+        """Every task that was enqueued alone or in a run of many."""
         self.runs: list[bytes] = []
         self.flows: dict[bytes, dict[str, Any]] = {}
         """The definitions of flows, by run."""
@@ -165,7 +165,7 @@ class Clients:
         self._enqueue("poison")
 
     def _limited(self, size: int) -> None:
-        """Enqueue tasks with limits across all shards, each in a random shard, as running tasks do."""
+        """Enqueue tasks whose limits span all shards, each in a random shard, as running tasks do."""
         for _ in range(size):
             name = self._random.choice(("narrow", "keyed", "rated", "queued"))
             seconds = self._random.choice((0.05, 0.3, 1.0))

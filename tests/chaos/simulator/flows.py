@@ -1,4 +1,4 @@
-"""Checks that runs of flows agree with the naive interpreter, and that each visit is recorded once."""
+"""Checks that runs of flows agree with a naive interpreter, and that each visit is recorded once."""
 
 from __future__ import annotations
 

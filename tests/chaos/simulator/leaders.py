@@ -1,4 +1,4 @@
-"""Scheduler processes: one leads, others stand by. Each may crash, lose its connections, or pause in mid-tick."""
+"""Scheduler processes: one leads, the rest stand by. Each may crash, lose its connections, or pause within a tick."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Crash(BaseException):
 
 
 class _NeverWaits:
-    """Replaces the event on which a scheduler waits between two attempts, without waiting."""
+    """Replaces the event on which a scheduler waits between two attempts; its `wait` returns at once."""
 
     def wait(self, timeout: float | None = None) -> bool:
         del timeout
@@ -74,7 +74,7 @@ class SimulatedLeadership(Leadership):
             self._strike("before commit")
             if world.armed("commit refused"):
                 raise exc.OperationalError("COMMIT", None, Exception("the connection broke before the commit"))
-        if writing.connection.info.get("sent", 0) > sent:  # otherwise nothing was written, not even the lease
+        if writing.connection.info.get("sent", 0) > sent:  # otherwise nothing was written, not even the lease row
             world.note_commit(self._actor.shard, self.term)
         if world.armed("commit uncertain"):
             raise exc.OperationalError("COMMIT", None, Exception("the connection broke during the commit"))

@@ -1,4 +1,4 @@
-"""Tasks with limits, rates and unique keys, and the check that these hold across all shards together."""
+"""Tasks with limits, rates and unique keys, and checks that these hold across all shards together."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _check_rate(moments: list[float]) -> Iterator[str]:
 
 
 def too_many(world: World, execution: Execution) -> str | None:
-    """Return an error if too many executions of a limited task run at once, in workers that are alive and heard."""
+    """Return an error if too many executions of a limited task run at once, on live workers whose heartbeats arrive."""
     if execution.name != "narrow" or not execution.heard:
         return None
     living = {worker.child.id for worker in world.workers if not worker.is_silent}

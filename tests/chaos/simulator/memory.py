@@ -172,7 +172,7 @@ class MemoryRedis:
         self.data = Data()
 
     def restart(self) -> None:
-        """Restart the server without data."""
+        """Restart the server, which loses all data."""
         self.data = Data()
         self._incarnation += 1
 

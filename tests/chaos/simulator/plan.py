@@ -36,7 +36,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A simulation before it runs."""
+    """The parameters of a simulation."""
 
     seed: int
     schedulers: int

@@ -78,7 +78,7 @@ class Poisons:
 
     @contextmanager
     def injected(self) -> Iterator[None]:
-        """Patch the product's functions so that they hit the poisons."""
+        """Patch the product's functions so that they fail for poisoned runs."""
         with ExitStack() as stack:
             for owner, name, operation, ids in (
                 (DagRun, "open", "evaluate", lambda arguments: [arguments[0].id]),

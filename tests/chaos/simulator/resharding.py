@@ -16,7 +16,7 @@ _IS_OPEN = "SELECT coalesce(bool_or(is_open), false) AS is_open FROM orchestrato
 
 
 class Operator:
-    """Performs one step of a change at each turn."""
+    """Performs one step of a resharding at each turn."""
 
     PAUSE = 0.25
 

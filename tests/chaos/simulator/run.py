@@ -39,7 +39,7 @@ def simulate(database: SimulatedDatabase, plan: Plan) -> Outcome:
 def explain(
     database: SimulatedDatabase, seed: int, plan_of: Callable[[int], Plan] = plan_for, more: str = ""
 ) -> str | None:
-    """Run a seed; return None without violations, else a report with the smallest failing list of faults."""
+    """Run a seed. Return None without violations, else a report with the smallest failing list of faults."""
     plan = plan_of(seed)
     outcome = simulate(database, plan)
     if not outcome.violations:

@@ -1,8 +1,8 @@
 """Worker processes: the product's own reporter and table of held attempts, and a model of the rest.
 
-The model follows `workers/parent/supervisor.py` (heartbeats, orders, doubt, the death of a child),
-`workers/receiving.py` and `workers/running/pool.py` (running, handing back). It performs one small action at a time,
-so that any event can happen between two actions.
+The model follows `workers/parent/supervisor.py` (heartbeats, orders, doubtful workers, the death of a child),
+`workers/receiving.py` and `workers/running/pool.py` (running, handing back). It performs one small action at a time, so
+that any event can happen between two actions.
 """
 
 from __future__ import annotations
@@ -232,7 +232,8 @@ class WorkerMachine:
         self.heard_at = self._world.now
 
     def forgive(self) -> None:
-        """Mark all attempts as unheard: heartbeats were missing, so the leader may have given them to other workers."""
+        """Mark all attempts as unheard: heartbeats were missing, so the leader may have given the tasks to other
+        workers."""
         for run in self.child.runs:
             run.execution.heard = False
         for execution in self._world.executions:
@@ -384,7 +385,7 @@ class WorkerMachine:
         for run in list(child.runs):
             self._continue(run)
             if child is not self.child:
-                return  # the task killed it
+                return  # the task killed its process
         while child.waiting and len(child.runs) < self._slots:
             self._begin(child.waiting.pop(0))
             if child is not self.child:

@@ -1,4 +1,4 @@
-"""The simulated world: actors that take turns, a clock that only turns advance, and faults between and within turns."""
+"""The simulated world: actors take turns, only turns advance the clock, and faults occur between and within turns."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class World:
         """The Redis of each shard, in order; shards that were given up may have left data there."""
         self.database.clear()
         while self.database.reshard(plan.shards):
-            pass  # a shard that has begun to close is removed in the next round
+            pass  # a closing shard is removed in the next round
         self.set_clocks()
         self.clients = Clients(self)
         self.poisons = Poisons(self)
@@ -312,13 +312,15 @@ class World:
         self._highest_term[shard] = term
 
     def give_up(self, shard: int) -> None:
-        """Remove a shard: its streams are no longer read, and terms of a later shard with its number start anew."""
+        """Remove a shard: nothing reads its streams any more, and a later shard with its number starts with new
+        terms."""
         del self._highest_term[shard]
         self.redis[shard].data.queues.clear()
         self.redis[shard].data.events.clear()
 
     def _was_taken_back(self, task: bytes) -> bool:
-        """Return whether a client has cancelled a task, which may still run for a moment, and has retried its run."""
+        """Return whether clients have cancelled a task and retried its run; the cancelled attempt may run for a
+        moment."""
         if (RequestKind.CANCEL_TASK, task) not in self.clients.requested:
             return False
         statement = "SELECT run_id FROM orchestrator.tasks WHERE id = %(id)s::uuid AND run_id IS NOT NULL"
@@ -326,7 +328,7 @@ class World:
         return any((RequestKind.RETRY_RUN, row["run_id"].bytes) in self.clients.requested for row in rows)
 
     def note_execution(self, execution: Execution) -> None:
-        """Record an execution's start; no other worker that is alive and heard may run the task or have finished it."""
+        """Record an execution's start. No other live worker with heartbeats may run the task or have finished it."""
         living = {worker.child.id for worker in self.workers if not worker.is_silent}
         for other in self.executions:
             if other.task != execution.task or not other.heard or other.worker not in living or not execution.heard:

@@ -57,7 +57,7 @@ def parse() -> argparse.Namespace:
 
 @contextmanager
 def folder_for(logs: Path | None) -> Iterator[tuple[Path, Path]]:
-    """Yield a temporary folder for the servers, and a folder for logs, which stays if the user has named it."""
+    """Yield a temporary folder for the servers, and a folder for logs, which stays if the user named it."""
     folder = Path(tempfile.mkdtemp(prefix="orchestrator-soak-"))
     folder.chmod(0o755)  # Postgres may have to run as another user
     log_folder = logs or folder / "logs"
@@ -89,7 +89,7 @@ def soak(options: argparse.Namespace) -> SoakOutcome:
                 if options.faults:
                     misfortune.stop()
                 load.stop()
-            come_to_rest(sampler)
+            wait_for_rest(sampler)
             unfinished = sampler.unfinished()
             sampler.close()
     verdicts = [judge(line, sampler.times, sampler.samples[line.key]) for line in LINES]
@@ -126,8 +126,8 @@ def watch(sampler: Sampler, load: Load, misfortune: Misfortune, began: float, se
     print(file=sys.stderr)
 
 
-def come_to_rest(sampler: Sampler) -> None:
-    """Wait until nothing is open; a later check finds what remains after the timeout."""
+def wait_for_rest(sampler: Sampler) -> None:
+    """Wait until no task or run is open, or for the timeout; a later check finds leftovers."""
     deadline = time.monotonic() + _REST_TIMEOUT
     while not sampler.is_idle() and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -139,7 +139,7 @@ def main() -> int:
     if options.json is not None:
         report.write_json(outcome, options.json)
     if options.output is not None:
-        from tests.chaos.soak.picture import draw  # only this needs matplotlib
+        from tests.chaos.soak.picture import draw  # only the picture needs matplotlib
 
         draw(outcome, options.output)
     print(report.table(outcome.verdicts), report.summary(outcome), sep="\n\n")

@@ -44,17 +44,17 @@ class Struck(NamedTuple):
     whom: str
 
 
-def _mortal(machines: list[Machine], roll: random.Random) -> Machine:
-    """Choose a machine other than the veteran."""
+def _choose_except_veteran(machines: list[Machine], roll: random.Random) -> Machine:
+    """Choose a machine other than the veteran, if there are several."""
     return roll.choice(machines[1:] or machines)
 
 
 def _kill_worker(world: World, roll: random.Random) -> str:
-    return _kill(world, _mortal(world.machines.workers, roll))
+    return _kill(world, _choose_except_veteran(world.machines.workers, roll))
 
 
 def _kill_scheduler(world: World, roll: random.Random) -> str:
-    return _kill(world, _mortal(world.machines.schedulers, roll))
+    return _kill(world, _choose_except_veteran(world.machines.schedulers, roll))
 
 
 def _kill(world: World, machine: Machine) -> str:
@@ -64,7 +64,7 @@ def _kill(world: World, machine: Machine) -> str:
 
 
 def _kill_process(world: World, roll: random.Random) -> str:
-    machine = _mortal(world.machines.workers, roll)
+    machine = _choose_except_veteran(world.machines.workers, roll)
     children = machine.children()
     if children:
         send(roll.choice(children), signal.SIGKILL)
@@ -72,11 +72,11 @@ def _kill_process(world: World, roll: random.Random) -> str:
 
 
 def _drain_worker(world: World, roll: random.Random) -> str:
-    return _terminate(world, _mortal(world.machines.workers, roll))
+    return _terminate(world, _choose_except_veteran(world.machines.workers, roll))
 
 
 def _terminate_scheduler(world: World, roll: random.Random) -> str:
-    return _terminate(world, _mortal(world.machines.schedulers, roll))
+    return _terminate(world, _choose_except_veteran(world.machines.schedulers, roll))
 
 
 def _terminate(world: World, machine: Machine) -> str:
@@ -94,7 +94,7 @@ def _stop_scheduler(world: World, roll: random.Random) -> str:
 
 
 def _stop(machine: Machine, roll: random.Random) -> str:
-    """Pause a machine for a while, shorter or longer than a lease and a worker's TTL."""
+    """Pause a machine for a time that may exceed a lease and a worker's TTL."""
     with stopped(machine.pid):
         time.sleep(roll.uniform(1.0, 8.0))
     return machine.name

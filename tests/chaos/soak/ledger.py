@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 
 
 class Ledger:
-    """Ids to check. The load adds them in its thread; the sampler checks them in another."""
+    """Ids to check. The load adds ids in its thread; the sampler checks them in another thread."""
 
     def __init__(self, *, ended: str, open: str) -> None:
         self._tables = {"ended": ended, "open": open}
@@ -46,7 +46,10 @@ class Ledger:
         self.count += len(ids)
 
     def check(self, cursor: psycopg2.extensions.cursor, *, age: float) -> None:
-        """Check ids older than `age` seconds, and a limited number of earlier failures, to keep the check cheap."""
+        """Check ids older than `age` seconds.
+
+        Check only some of the earlier failures again, to keep the check cheap.
+        """
         until = time.monotonic() - age
         due = [self._late.popleft() for _ in range(min(len(self._late), _BATCH))]
         while self._waiting and self._waiting[0].at <= until:
@@ -68,5 +71,5 @@ class Ledger:
             for start in range(0, len(due), _BATCH):
                 cursor.execute(_SUCCEEDED.format(**self._tables), [due[start : start + _BATCH]])
                 found.update(identifier for (identifier,) in cursor.fetchall())
-        finally:  # keep the ids on an error of Postgres
+        finally:  # also on an error of Postgres: keep the ids
             self._late.extend(identifier for identifier in due if identifier not in found)

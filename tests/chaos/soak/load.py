@@ -17,7 +17,7 @@ from tests.chaos.soak import project
 from tests.chaos.soak.ledger import Ledger
 
 MIX = {"plain": 70, "slow": 10, "flaky": 10, "later": 8, "run": 2}
-"""Shares of kinds, in percent of the enqueues."""
+"""Share of each kind, in percent of the enqueues."""
 _MAX_SINGLE_RATE = 1_000
 """Tasks per second up to which each task is enqueued separately; above, bulk calls are used, `_CALLS` per second."""
 _CALLS = 20

@@ -20,7 +20,7 @@ _TIMEOUT = 60.0
 
 
 class Machine:
-    """A scheduler, or a worker with its children, which a loss of the machine kills together."""
+    """A scheduler, or a worker with its children; the loss of a machine kills all of its processes."""
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
         self.name = name
@@ -41,7 +41,7 @@ class Machine:
             )
 
     def wait_until_ready(self) -> None:
-        """Wait until the process logs that it is ready, or has ended: without servers at its start, it gives up."""
+        """Wait until the process logs that it is ready, or has ended."""
         deadline = time.monotonic() + _TIMEOUT
         while b"ready" not in self._log.read_bytes()[self._log_start :] and self.exit_code is None:
             if time.monotonic() > deadline:

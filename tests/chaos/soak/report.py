@@ -14,7 +14,7 @@ from tests.chaos.soak.lines import Samples
 from tests.chaos.soak.verdict import Verdict
 
 _LOG_INTERVAL = 10
-"""Seconds between two progress lines without a terminal."""
+"""Seconds between two progress lines, if the output is no terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)

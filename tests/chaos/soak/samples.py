@@ -157,10 +157,10 @@ def _consumers(redis: Redis, stream: str) -> int:
 
 def _memory(machine: Machine) -> float:
     """Return the memory of a machine's processes in MB; shared pages are divided among their processes."""
-    return sum(_proportional(process) for process in machine.processes()) / _MEGABYTE
+    return sum(_proportional_memory(process) for process in machine.processes()) / _MEGABYTE
 
 
-def _proportional(process: psutil.Process) -> int:
+def _proportional_memory(process: psutil.Process) -> int:
     try:
         rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
         return int(rollup.partition("\nPss:")[2].split()[0]) * 1024

@@ -14,18 +14,18 @@ _MAX_POINTS = 100
 
 
 class Verdict(NamedTuple):
-    """The judgement of a line."""
+    """The verdict on a line."""
 
     line: Line
     median: float
-    """Over the second half of the soak test."""
+    """Median over the second half of the soak test."""
     growth: float
-    """Over the second half of the soak test; negative for a falling line."""
+    """Growth over the second half of the soak test; negative for a falling line."""
     allowed: float | None
 
     @property
     def flat(self) -> bool:
-        """Whether the growth is within the limit; also true of a falling line, and of one that is only displayed."""
+        """Whether the growth is within the limit. A falling line is flat, and so is a line that is only displayed."""
         return self.allowed is None or self.growth <= self.allowed
 
 

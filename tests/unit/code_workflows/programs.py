@@ -259,12 +259,12 @@ class World:
         self.turns: list[Turn] = []
 
     def play(self, max_events: int = 150) -> None:
-        """Run random events until the run has ended, or `most` events have happened."""
+        """Run random events until the run has ended, or `max_events` events have happened."""
         self.go_on(max_events)
         self._engine.close()
 
     def go_on(self, max_events: int) -> None:
-        """Run at most `most` further random events."""
+        """Run at most `max_events` further random events."""
         for _ in range(max_events):
             if self.run.end is not None:
                 break
@@ -317,8 +317,8 @@ class World:
         self.leader.activate(run)
         assert run.stuck is None, run.stuck
         mark, *batch = run.history[len(shown) :]
-        if run is self.run and not refused_at(mark):  # a refused end leaves only the mark
-            self.turns.append(Turn(shown, [event.what for event in batch if not _is_leaders(event)]))
+        if run is self.run and not refused_at(mark):  # a rejected end appends only the marker
+            self.turns.append(Turn(shown, [event.what for event in batch if not _is_by_leader(event)]))
 
     def _end_task(self, run: Run, task: bytes) -> None:
         self.leader.now += self._random.random()
@@ -334,14 +334,12 @@ class World:
 
 
 def refused_at(mark: Event) -> int:
-    """Return the number of the fact at which the code ended if the mark refuses the end, due to newer facts; else 0."""
+    """Return the number of the fact at which the code ended, if newer facts made the marker reject it; else 0."""
     return mark.what.ended if isinstance(mark.what, history.ActivationApplied) else 0
 
 
-def _is_leaders(event: Event) -> bool:
+def _is_by_leader(event: Event) -> bool:
     """Return whether the leader itself appended an event while it applied a batch."""
-    answered = (
-        history.PromiseSettled
-    )  # a result of a promise that the code gave up goes to the next promise of that name
+    answered = history.PromiseSettled  # a result of an abandoned promise goes to the next promise of that name
     sent = history.SignalReceived | history.RunCancelRequested  # sent to the run itself
     return isinstance(event.what, history.TaskCancelled | history.ChildFailed | sent | answered)

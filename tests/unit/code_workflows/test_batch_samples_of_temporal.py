@@ -1,4 +1,4 @@
-"""What Temporal's samples `resource_pool` and `batch_sliding_window` show, as workflows of this project."""
+"""Temporal's samples `resource_pool` and `batch_sliding_window` as workflows of this project."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def use_resource(resource: str, user: str) -> None: ...
 @dataclass
 class PoolState:
     holders: dict[str, str] = field(default_factory=dict)
-    """By resource, the run that has it; empty if it is free."""
+    """The run that holds each resource; empty if the resource is free."""
     waiting: list[str] = field(default_factory=list)
 
 
@@ -86,7 +86,7 @@ async def pool_user(ctx: WorkflowContext, pool: str) -> str:
     return resource
 
 
-def test_resource_pool() -> None:
+def test_the_resource_pool_sample_lends_a_resource_to_one_run_at_once() -> None:
     used: list[tuple[str, str]] = []
 
     async def play() -> tuple[list[str], dict[str, str]]:
@@ -102,7 +102,7 @@ def test_resource_pool() -> None:
     assert set(results) == {"a", "b"}
     assert holders == {"a": "", "b": ""}
     assert len(used) == 24
-    for resource in ("a", "b"):  # nobody else has used it in between
+    for resource in ("a", "b"):  # without another run in between
         users = [user for one, user in used if one == resource]
         assert users == [user for user in dict.fromkeys(users) for _ in range(3)]
 
@@ -127,7 +127,7 @@ class Window:
     page: int
     offset: int
     most: int
-    """Records are numbered from `offset` to this."""
+    """The end of the record numbers; they begin at `offset`."""
     open: list[int] = field(default_factory=list)
     done: int = 0
     runs: int = 1
@@ -170,7 +170,7 @@ async def batch(ctx: WorkflowContext, records: int, partitions: int) -> tuple[in
     return sum(done for done, _ in ended), sum(runs for _, runs in ended)
 
 
-def test_batch_sliding_window() -> None:
+def test_the_sliding_window_sample_processes_each_record_once() -> None:
     processed: list[int] = []
 
     async def play() -> tuple[int, int]:

@@ -54,7 +54,7 @@ async def first_of(ctx: WorkflowContext) -> str:
     return f"{[task.result() for task in done]} after {ctx.now() - ctx.info.started_at}, {slow.cancelled()}"
 
 
-def test_wait_for_the_first_of_several_and_cancel_the_others() -> None:
+def test_wait_returns_the_first_of_several_tasks() -> None:
     assert played(first_of) == "['quick'] after 0:00:05, True"
 
 
@@ -76,7 +76,7 @@ def test_wait_for_cancels_the_task_that_was_too_slow() -> None:
     started(in_time, look, 5, mocks={work: After(6, "late")})
 
 
-def test_wait_for_in_time_takes_its_timer_back() -> None:
+def test_wait_for_cancels_its_timer_when_the_task_is_in_time() -> None:
     async def look(run: TestedRun[Any], _: WorkflowTest) -> None:
         assert await run.result() == "slow"
         assert [name for name in events(run) if "Timer" in name] == ["TimerStarted", "TimerCancelled"]
@@ -90,7 +90,7 @@ async def no_wait(ctx: WorkflowContext) -> str:
         return await ctx.run("instant", lambda: "now")
 
 
-def test_a_timer_that_is_cancelled_before_it_left_never_leaves() -> None:
+def test_a_timer_cancelled_in_the_turn_that_creates_it_is_never_started() -> None:
     async def look(run: TestedRun[Any], _: WorkflowTest) -> None:
         assert await run.result() == "now"
         assert not [name for name in events(run) if "Timer" in name]
@@ -112,7 +112,7 @@ async def times_out(ctx: WorkflowContext) -> list[str]:
     return seen
 
 
-def test_timeout() -> None:
+def test_a_timeout_cancels_the_block_and_raises() -> None:
     assert played(times_out) == ["cleaned up", "0:00:10"]
 
 
@@ -155,7 +155,7 @@ async def completions(ctx: WorkflowContext) -> list[str]:
     return [await one for one in asyncio.as_completed([later(3), later(1), later(2)])]
 
 
-def test_as_completed() -> None:
+def test_as_completed_yields_results_in_order_of_completion() -> None:
     assert played(completions) == ["1", "2", "3"]
 
 
@@ -179,7 +179,7 @@ async def primitives(ctx: WorkflowContext) -> list[str]:
     return seen
 
 
-def test_lock_event_queue_and_semaphore() -> None:
+def test_locks_events_queues_and_semaphores_work_in_a_workflow() -> None:
     assert played(primitives) == ["1x", "2y", "3z"]
 
 
@@ -198,7 +198,7 @@ async def generates(ctx: WorkflowContext) -> list[str]:
     return seen
 
 
-def test_asynchronous_generators() -> None:
+def test_asynchronous_generators_work_in_a_workflow() -> None:
     assert played(generates) == ["0", "1", "2"]
 
 
@@ -212,7 +212,7 @@ async def shielded(ctx: WorkflowContext) -> str:
     return "?"
 
 
-def test_shield_keeps_a_task_alive() -> None:
+def test_shield_keeps_a_task_running_after_a_timeout() -> None:
     assert played(shielded, mocks=ECHO) == "kept"
 
 
@@ -225,7 +225,7 @@ def test_shield_keeps_a_task_alive() -> None:
         ("spin", "never ends"),
     ],
 )
-def test_what_the_loop_cannot_do_names_what_to_do_instead(
+def test_unsupported_asyncio_calls_name_an_alternative(
     call: str, instead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "_MAX_IDLE_CALLBACKS", 1000)
@@ -261,7 +261,7 @@ async def forgets(ctx: WorkflowContext) -> None:
     await asyncio.sleep(1)
 
 
-def test_an_error_that_nobody_looked_at_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unretrieved_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         played(forgets)
     assert [record.message for record in caplog.records if "never retrieved" in record.message]
@@ -272,12 +272,12 @@ async def exits(ctx: WorkflowContext) -> None:
     raise SystemExit("out")
 
 
-def test_a_workflow_that_exits_fails() -> None:
+def test_a_workflow_that_raises_system_exit_fails() -> None:
     with pytest.raises(RunFailed, match="SystemExit: out"):
         played(exits)
 
 
-def test_a_future_made_by_hand_has_no_order_and_is_refused() -> None:
+def test_a_future_created_without_the_loop_is_rejected() -> None:
     own = Orchestrator()
 
     @own.workflow(name="by_hand")
@@ -307,8 +307,8 @@ async def branches(ctx: WorkflowContext, way: str) -> list[str]:
 
 
 @pytest.mark.parametrize("way", ["wait for gathered", "as completed"])
-def test_what_asyncio_puts_into_sets_has_the_order_of_creation(way: str) -> None:
-    """By address it has another one in every process, and after a replay results would belong to other branches."""
+def test_sets_that_asyncio_returns_have_the_order_of_creation(way: str) -> None:
+    """By address, the order would differ between processes, and a replay would give results to other branches."""
 
     async def play() -> list[str]:
         gathering, here = asyncio.tasks._GatheringFuture, asyncio.get_running_loop()  # type: ignore[attr-defined]
@@ -318,14 +318,14 @@ def test_what_asyncio_puts_into_sets_has_the_order_of_creation(way: str) -> None
             random.Random(1).shuffle(some)
         for coroutine in coroutines:
             coroutine.close()
-        del litter[:400], coroutines[:400]  # so that the next ones of that size get addresses in no order
+        del litter[:400], coroutines[:400]  # so that the next objects of that size get addresses in random order
         async with WorkflowTest() as test:
             return await test.run(branches, way, mocks=ECHO)
 
     assert asyncio.run(play()) == list(LABELS)
 
 
-def test_futures_outside_of_workflows_are_as_ever() -> None:
+def test_futures_outside_of_workflows_are_unchanged() -> None:
     async def outside() -> int:
         first, second = asyncio.gather(asyncio.sleep(0, 1)), asyncio.Future[int]()
         second.set_result(2)

@@ -43,7 +43,7 @@ def ship(item: Item) -> str: ...
 @app.workflow(name="order", version=2)
 @dataclass
 class Order:
-    """An order of somebody."""
+    """An order of a customer."""
 
     ctx: WorkflowContext
     items: list[Item] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Order:
 MOCKS: Mocks = {ship: lambda item: f"parcel with {item.name}"}
 
 
-def test_methods_answer_and_their_answers_have_the_annotated_types() -> None:
+def test_handlers_return_values_of_the_annotated_types() -> None:
     async def play(run: TestedRun[list[str]], test: WorkflowTest) -> list[str]:
         assert await run.update(Order.add, Item("tea", 3)) == 3
         assert await run.update("add", Item("milk", 1)) == 4
@@ -111,7 +111,7 @@ def test_methods_answer_and_their_answers_have_the_annotated_types() -> None:
     assert started(Order.run, play, "Ann", mocks=MOCKS) == ["parcel with tea"]
 
 
-def test_each_run_has_an_instance_of_its_own_and_a_replay_makes_another() -> None:
+def test_each_run_and_each_replay_has_its_own_instance() -> None:
     async def play(run: TestedRun[list[str]], test: WorkflowTest) -> Any:
         other = await test.start(Order.run, "Bob", mocks=MOCKS)
         await run.update(Order.add, Item("tea", 3))
@@ -123,7 +123,7 @@ def test_each_run_has_an_instance_of_its_own_and_a_replay_makes_another() -> Non
     replay(Order.run, started(Order.run, play, "Ann", mocks=MOCKS), exactly=True)
 
 
-def test_a_class_is_registered_as_a_function_is() -> None:
+def test_a_class_is_registered_like_a_function() -> None:
     assert app.code_workflows["order"] is Order.run
     assert (Order.run.name, Order.run.version) == ("order", 2)
 
@@ -153,7 +153,7 @@ def test_a_class_is_registered_as_a_function_is() -> None:
         _ = NotRegistered.main
 
 
-def test_wrong_classes_are_refused() -> None:
+def test_invalid_workflow_classes_are_rejected() -> None:
     class NoRun:
         def __init__(self, ctx: WorkflowContext) -> None: ...
 
@@ -246,7 +246,7 @@ def test_wrong_classes_are_refused() -> None:
             async def run(self) -> None: ...
 
 
-def test_wrong_decorators_are_refused() -> None:
+def test_invalid_handler_decorators_are_rejected() -> None:
     with pytest.raises(InvalidWorkflow, match="@workflow.signal: expected a method, found 'pay'. .* without brackets"):
         workflow.signal("pay")  # type: ignore[arg-type]
     with pytest.raises(InvalidWorkflow, match="@workflow.query: the class has a signal 'pay' already"):
@@ -302,7 +302,7 @@ class Stubborn:
         self.ctx.continue_as_new(True)
 
 
-def test_a_signal_handler_that_raises_fails_the_run_also_if_the_code_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_signal_handler_fails_even_a_run_that_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def play(run: TestedRun[str], test: WorkflowTest) -> None:
         await run.signal(Stubborn.fails)
         with pytest.raises(RunFailed, match="RuntimeError: broken"):
@@ -312,7 +312,7 @@ def test_a_signal_handler_that_raises_fails_the_run_also_if_the_code_goes_on(cap
     assert "the handler of signal 'fails' failed, and so does the run" in caplog.text
 
 
-def test_an_update_handler_continues_the_run_also_if_the_code_goes_on() -> None:
+def test_an_update_handler_continues_as_new_even_if_the_code_goes_on() -> None:
     async def play(run: TestedRun[str], test: WorkflowTest) -> Any:
         await run.update(Stubborn.restart)
         assert await run.result() == "done"
@@ -323,7 +323,7 @@ def test_an_update_handler_continues_the_run_also_if_the_code_goes_on() -> None:
     assert events[0].what.continued_from is not None
 
 
-def test_a_run_that_ended_so_in_an_older_release_still_replays() -> None:
+def test_an_older_run_that_completed_after_a_failed_handler_replays() -> None:
     async def play(run: TestedRun[str], test: WorkflowTest) -> Any:
         await run.signal(Stubborn.fails)
         with pytest.raises(RunFailed):
@@ -336,7 +336,7 @@ def test_a_run_that_ended_so_in_an_older_release_still_replays() -> None:
     replay(Stubborn, Recording(recording.run_id, [*others, completed]))
 
 
-def test_errors_name_what_was_called_once() -> None:
+def test_errors_name_the_called_handler_once() -> None:
     app = Orchestrator(database_url="postgresql://nobody@nowhere.invalid/none")
 
     @app.workflow(name="fast")
@@ -387,5 +387,5 @@ def test_errors_name_what_was_called_once() -> None:
         "Update 'act': missing a required argument: 'number'. Expected act(number: 'int').",
         "The workflow answers no update 'akt'. Did you mean 'act'? It answers: act.",
         "Expected an update given by its name or its method, found <query "
-        "test_errors_name_what_was_called_once.<locals>.Fast.ask>. Nothing was sent.",
+        "test_errors_name_the_called_handler_once.<locals>.Fast.ask>. Nothing was sent.",
     ]

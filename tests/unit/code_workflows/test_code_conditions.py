@@ -38,7 +38,7 @@ async def greeter(ctx: WorkflowContext) -> list[str]:
     return names
 
 
-def test_an_async_condition_is_refused() -> None:
+def test_an_async_condition_is_rejected() -> None:
     async def never() -> bool:
         return False
 
@@ -79,14 +79,14 @@ async def greets(run: TestedRun[list[str]], test: WorkflowTest) -> list[str]:
     await run.signal("greet", "Ann")
     await run.signal("greet", "Bob")
     await run.signal("leave")
-    return await run.result()  # which replays the history, too
+    return await run.result()  # also replays the history
 
 
-def test_a_condition_is_met_by_signals_that_handlers_take() -> None:
+def test_signal_handlers_can_meet_a_condition() -> None:
     assert started(greeter, greets) == ["Ann", "Bob"]
 
 
-def test_a_signal_that_does_not_fit_its_handler_is_dropped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_signal_with_invalid_arguments_is_dropped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def play(run: TestedRun[list[str]], test: WorkflowTest) -> list[str]:
         await run.signal("greet", 7)
         await run.signal("leave", "a value that it does not take")
@@ -97,7 +97,7 @@ def test_a_signal_that_does_not_fit_its_handler_is_dropped_and_logged(caplog: py
     assert "signal 'leave' was dropped" in caplog.text
 
 
-def test_a_handler_with_more_than_one_argument_is_refused() -> None:
+def test_a_signal_handler_with_two_arguments_is_rejected() -> None:
     @app.workflow(name="two-arguments")
     async def two_arguments(ctx: WorkflowContext) -> None:
         @ctx.signal
@@ -129,7 +129,7 @@ def test_a_condition_times_out_by_a_durable_timer(after: int, says: str) -> None
     assert started(billing, play) == says
 
 
-def test_the_first_of_those_that_wait_finds_its_condition_met() -> None:
+def test_waiters_on_a_condition_are_woken_one_at_a_time_in_order() -> None:
     @app.workflow(name="takers")
     async def takers(ctx: WorkflowContext) -> list[tuple[str, int]]:
         tokens: list[int] = []
@@ -151,7 +151,7 @@ def test_the_first_of_those_that_wait_finds_its_condition_met() -> None:
     assert played(takers) == [("first", 1), ("second", 2)]
 
 
-def test_a_predicate_that_raises_does_so_where_it_is_awaited_and_may_change_nothing() -> None:
+def test_a_condition_raises_at_its_await_and_cannot_change_the_workflow() -> None:
     @app.workflow(name="careless")
     async def careless(ctx: WorkflowContext) -> list[str]:
         said = []
@@ -168,7 +168,7 @@ def test_a_predicate_that_raises_does_so_where_it_is_awaited_and_may_change_noth
     assert "The condition of ctx.wait_condition may read the workflow" in changed
 
 
-def test_a_cancel_interrupts_a_condition() -> None:
+def test_a_cancel_interrupts_a_wait_for_a_condition() -> None:
     async def play(run: TestedRun[Any], test: WorkflowTest) -> None:
         await run.cancel()
         await run.result()
@@ -202,7 +202,7 @@ async def handlers(ctx: WorkflowContext) -> list[str]:
     return found
 
 
-def test_the_code_waits_for_handlers_to_finish() -> None:
+def test_a_workflow_can_wait_for_its_handlers_to_finish() -> None:
     async def play(run: TestedRun[list[str]], test: WorkflowTest) -> list[str]:
         await run.signal("find_later", "b")
         assert await run.update("find", "a") == "A"
@@ -212,7 +212,7 @@ def test_the_code_waits_for_handlers_to_finish() -> None:
     assert started(handlers, play, mocks={lookup: str.upper}) == ["A", "B"]
 
 
-def test_messages_that_come_before_their_handlers_are_kept() -> None:
+def test_messages_are_kept_until_their_handlers_exist() -> None:
     @app.workflow(name="late-handlers")
     async def late_handlers(ctx: WorkflowContext) -> list[str]:
         await ctx.sleep(60)
@@ -230,7 +230,7 @@ def test_messages_that_come_before_their_handlers_are_kept() -> None:
     assert started(late_handlers, play) == ["Ann", "Bob"]
 
 
-def test_a_signal_handler_that_raises_fails_the_run() -> None:
+def test_a_failed_signal_handler_fails_the_run() -> None:
     undone: list[str] = []
 
     @app.workflow(name="fails-by-signal")
@@ -252,7 +252,7 @@ def test_a_signal_handler_that_raises_fails_the_run() -> None:
     assert "step" in undone
 
 
-def test_a_signal_handler_may_continue_as_new_and_what_it_has_not_taken_goes_along() -> None:
+def test_a_signal_handler_can_continue_as_new_with_pending_signals() -> None:
     @app.workflow(name="rounds")
     async def rounds(ctx: WorkflowContext, heard: list[str]) -> list[str]:
         @ctx.signal

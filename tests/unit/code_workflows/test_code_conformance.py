@@ -1,4 +1,4 @@
-"""Histories that another system recorded: this one must give the same commands, and find the same violations."""
+"""Histories that another workflow engine recorded: replay gives the same commands and finds the same violations."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ NO_FILES = pytest.param(None, marks=pytest.mark.skip("ORCHESTRATOR_CONFORMANCE i
 
 
 def plain(text: str) -> str:
-    """Return an error's text without the words in which the two systems differ."""
+    """Return an error's text without the words in which the two engines differ."""
     return re.sub(r" (type|name|kind|key|id)(?= mismatch)", "", text.lower())
 
 
 @pytest.mark.parametrize("path", FILES or [NO_FILES], ids=lambda path: path.stem if path else "none")
-def test_replays_as_recorded(path: Path) -> None:
+def test_recorded_histories_replay_as_recorded(path: Path) -> None:
     check(Foreign(json.loads(path.read_text())))
 
 
 def check(foreign: Foreign) -> None:
-    """Replay one file, and hold what comes of it against what the file says."""
+    """Replay one file, and compare the outcome with what the file expects."""
     test = foreign.content.get("determinism_test", {})
     if test.get("type") == "expect_violation":
         with pytest.raises(DeterminismViolation) as found:
@@ -49,8 +49,8 @@ def check(foreign: Foreign) -> None:
         }
 
 
-def made_up(events: list[tuple[str, Json]], replayed: list[Json], **more: Any) -> Foreign:
-    """Return a file of the same kind as those that were recorded."""
+def synthetic_file(events: list[tuple[str, Json]], replayed: list[Json], **more: Any) -> Foreign:
+    """Return a file in the format of the recorded files."""
     started: tuple[str, Json] = ("WorkflowStarted", {"input": {}})
     return Foreign(
         {
@@ -90,7 +90,7 @@ def made_up(events: list[tuple[str, Json]], replayed: list[Json], **more: Any) -
 )
 def test_every_kind_of_violation_is_found(event: tuple[str, Json], command: Json, contains: str) -> None:
     check(
-        made_up(
+        synthetic_file(
             [event],
             [command],
             determinism_test={"type": "expect_violation", "expected_error_contains": [contains]},
@@ -98,8 +98,8 @@ def test_every_kind_of_violation_is_found(event: tuple[str, Json], command: Json
     )
 
 
-def test_children_are_read_under_every_spelling() -> None:
-    """A file may call a child by `workflowKind` and `workflowName`, and know it by `childworkflowExecutionId`."""
+def test_child_workflow_fields_are_read_in_every_spelling() -> None:
+    """A file may call a child by `workflowKind` and `workflowName`, and identify it by `childworkflowExecutionId`."""
     known = {"childworkflowExecutionId": "c-1"}
     events: list[tuple[str, Json]] = [
         ("ChildWorkflowInitiated", {"workflowName": "n", "workflowKind": "k", "input": 1, **known}),
@@ -109,15 +109,15 @@ def test_children_are_read_under_every_spelling() -> None:
     ]
     child = {"type": "ScheduleChildWorkflow", "workflowName": "n", "workflowKind": "k", "input": 1}
     script: list[Json] = [child, {"type": "CompleteWorkflow", "output": 2}]
-    foreign = made_up(events, script, expected_commands=script)
+    foreign = synthetic_file(events, script, expected_commands=script)
     assert isinstance(foreign.events[2].what, history.ChildCompleted)
     check(foreign)
     with pytest.raises(AssertionError):
-        check(made_up(events, script, expected_commands=[{**child, "workflowKind": "another"}, script[1]]))
+        check(synthetic_file(events, script, expected_commands=[{**child, "workflowKind": "another"}, script[1]]))
 
 
 @pytest.mark.parametrize("asked", [[], [("TaskCancellationRequested", {"taskExecutionId": "1"})]])
-def test_a_task_that_the_code_cancels(asked: list[tuple[str, Json]]) -> None:
+def test_a_task_that_the_code_cancels_is_replayed(asked: list[tuple[str, Json]]) -> None:
     events: list[tuple[str, Json]] = [
         ("TaskScheduled", {"kind": "slow", "taskExecutionId": "1"}),
         ("TaskScheduled", {"kind": "fast", "taskExecutionId": "2"}),
@@ -132,10 +132,10 @@ def test_a_task_that_the_code_cancels(asked: list[tuple[str, Json]]) -> None:
         {"type": "RequestCancelTask", "taskExecutionId": "1"},
         {"type": "CompleteWorkflow", "output": 2},
     ]
-    check(made_up(events, script, expected_commands=script))
+    check(synthetic_file(events, script, expected_commands=script))
 
 
-def test_what_fails_in_the_history_fails_in_the_code() -> None:
+def test_failures_in_the_history_are_raised_in_the_code() -> None:
     events: list[tuple[str, Json]] = [
         ("TaskScheduled", {"kind": "charge", "taskExecutionId": "1"}),
         ("TaskFailed", {"taskExecutionId": "1", "error": "no money"}),
@@ -153,23 +153,23 @@ def test_what_fails_in_the_history_fails_in_the_code() -> None:
         {"type": "CreatePromise", "promise_name": "approval"},
         {"type": "FailWorkflow", "error": "given up"},
     ]
-    check(made_up(events, script, expected_commands=script))
+    check(synthetic_file(events, script, expected_commands=script))
 
 
-def test_a_cancelled_workflow_says_so() -> None:
+def test_a_cancelled_workflow_replays_as_cancelled() -> None:
     events: list[tuple[str, Json]] = [
         ("TimerStarted", {"timerId": "t", "durationMs": 1000}),
         ("CancellationRequested", {"reason": "enough"}),
         ("WorkflowCancelled", {}),
     ]
     script: list[Json] = [{"type": "StartTimer", "timerId": "t", "durationMs": 1000}, {"type": "CancelWorkflow"}]
-    check(made_up(events, script, expected_commands=script))
+    check(synthetic_file(events, script, expected_commands=script))
 
 
-def test_more_commands_than_the_history_has_are_progress() -> None:
+def test_commands_after_the_end_of_the_history_are_accepted() -> None:
     events: list[tuple[str, Json]] = [
         ("TaskScheduled", {"kind": "a", "taskExecutionId": "1"}),
         ("TaskCompleted", {"taskExecutionId": "1", "result": 1}),
     ]
     script: list[Json] = [{"type": "ScheduleTask", "kind": "a"}, {"type": "ScheduleTask", "kind": "b"}]
-    check(made_up(events, script, expected_commands=script))
+    check(synthetic_file(events, script, expected_commands=script))

@@ -1,4 +1,4 @@
-"""What a workflow may ask its context for."""
+"""The operations of the workflow context."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def catches(ctx: WorkflowContext) -> str:
     return "?"
 
 
-def test_a_task_that_fails_raises_like_any_exception() -> None:
+def test_a_failed_task_raises_task_failed() -> None:
     assert played(catches, mocks={price: ValueError("sold out")}).startswith(
         "ValueError: Task 'price' failed: ValueError"
     )
@@ -93,7 +93,7 @@ def test_a_task_that_fails_raises_like_any_exception() -> None:
         ({}, {"retries": 5, "queue": "other"}, "other", 5),
     ],
 )
-def test_a_task_inherits_the_queue_and_is_retried_unless_it_says_otherwise(
+def test_a_task_inherits_queue_and_retries_unless_overridden(
     decorator: dict[str, Any], call: dict[str, Any], queue: str, retries: int
 ) -> None:
     app = Orchestrator()
@@ -123,7 +123,7 @@ def test_a_task_inherits_the_queue_and_is_retried_unless_it_says_otherwise(
         (lambda: typed.starting(id="mine").start(Item("tea", 1)), "was started inside a workflow"),
     ],
 )
-def test_a_plain_call_inside_a_workflow_says_what_to_do_and_sticks(code: Any, error: str) -> None:
+def test_direct_calls_inside_a_workflow_are_rejected_with_advice(code: Any, error: str) -> None:
     app = Orchestrator()
 
     @app.workflow(name="calls")
@@ -134,7 +134,7 @@ def test_a_plain_call_inside_a_workflow_says_what_to_do_and_sticks(code: Any, er
         played(calls)
 
 
-def test_outside_of_a_workflow_nothing_can_be_scheduled() -> None:
+def test_scheduling_outside_of_a_workflow_is_rejected() -> None:
     with pytest.raises(OrchestratorError, match="Use enqueue"):
         price.schedule(Item("tea", 1))
     with pytest.raises(OrchestratorError, match="inside a workflow only"):
@@ -163,7 +163,7 @@ async def clumsy(ctx: WorkflowContext, what: str) -> None:
         ("result", f"{PayloadError.__name__}: The result of workflow 'clumsy' cannot be serialised"),
     ],
 )
-def test_bad_input_is_named_and_nothing_of_it_is_applied(what: str, error: str) -> None:
+def test_invalid_input_fails_the_run_and_issues_no_command(what: str, error: str) -> None:
     async def look(run: TestedRun[Any], _: WorkflowTest) -> None:
         with pytest.raises(RunFailed) as failed:
             await run.result()
@@ -173,7 +173,7 @@ def test_bad_input_is_named_and_nothing_of_it_is_applied(what: str, error: str) 
     started(clumsy, look, what)
 
 
-def test_arguments_that_do_not_fit_are_refused_at_the_start() -> None:
+def test_invalid_arguments_are_rejected_at_the_start() -> None:
     with pytest.raises(InvalidTask, match="Workflow 'typed': missing a required argument"):
         played(typed)
     with pytest.raises(InvalidTask, match="Workflow 'typed', argument 'item': expected Item"):
@@ -215,7 +215,7 @@ def test_a_promise_is_rejected_or_times_out() -> None:
     assert played(approval) == "late at 01:00"
 
 
-def test_a_promise_that_timed_out_cannot_be_resolved_any_more() -> None:
+def test_a_promise_that_times_out_is_cancelled() -> None:
     async def wait(run: TestedRun[Any], test: WorkflowTest) -> None:
         await test.skip(minutes=59)
         assert run.history.events[-1].what != history.RunCompleted
@@ -234,7 +234,7 @@ async def awaits_count(ctx: WorkflowContext) -> int:
     return await ctx.promise("count", type=int)
 
 
-def test_a_value_of_the_wrong_type_that_comes_before_the_promise_raises_in_the_workflow() -> None:
+def test_an_early_promise_value_of_the_wrong_type_raises_in_the_workflow() -> None:
     async def resolve(run: TestedRun[Any], _: WorkflowTest) -> None:
         await run.resolve("count", "yes")
         with pytest.raises(RunFailed, match="Promise 'count' returned a value that does not match its type"):
@@ -298,7 +298,7 @@ def test_signals_come_in_order() -> None:
     assert started(basket, fill) == ["tea", "milk"]
 
 
-def test_queries_look_and_change_nothing() -> None:
+def test_queries_read_the_workflow_without_changing_it() -> None:
     async def ask(run: TestedRun[Any], _: WorkflowTest) -> None:
         await run.signal("item", Item("tea", 1))
         before = run.history
@@ -380,7 +380,7 @@ async def parent(ctx: WorkflowContext, how: str) -> str:
     return "?"
 
 
-def test_a_child_is_awaited_and_typed() -> None:
+def test_a_child_can_be_awaited_directly_and_by_name() -> None:
     async def look(run: TestedRun[Any], test: WorkflowTest) -> None:
         assert (
             await run.result() == f"5 s for {next(iter(map(str, [__import__('uuid').UUID(bytes=run.history.run_id)])))}"
@@ -390,12 +390,12 @@ def test_a_child_is_awaited_and_typed() -> None:
         started(parent, look, how)
 
 
-def test_a_child_that_fails_raises() -> None:
+def test_a_failed_child_raises_run_failed() -> None:
     assert "Workflow 'leaf' failed: orchestrator.errors.WorkflowFailed: cannot wait" in played(parent, "fail")
 
 
 @pytest.mark.parametrize(("how", "seconds"), [("cancel", "5"), ("wait", "15"), ("abandon", "5")])
-def test_cancelling_a_child(how: str, seconds: str) -> None:
+def test_cancelling_a_child_follows_its_on_cancel_option(how: str, seconds: str) -> None:
     async def look(run: TestedRun[Any], test: WorkflowTest) -> None:
         assert await run.result() == seconds
         asked = any(isinstance(event.what, history.ChildCancelRequested) for event in run.history.events)
@@ -412,7 +412,7 @@ async def turns_away(ctx: WorkflowContext, detached: bool) -> None:
 
 
 @pytest.mark.parametrize("detached", [False, True])
-def test_a_child_that_is_abandoned_goes_on_until_its_parent_ends_or_longer_if_it_is_detached(detached: bool) -> None:
+def test_an_abandoned_child_ends_with_its_parent_unless_detached(detached: bool) -> None:
     async def look(run: TestedRun[Any], test: WorkflowTest) -> None:
         _, child = test.leader.runs.values()
         assert child.end is None
@@ -424,7 +424,7 @@ def test_a_child_that_is_abandoned_goes_on_until_its_parent_ends_or_longer_if_it
     started(turns_away, look, detached)
 
 
-def test_a_test_knows_how_deep_runs_may_start_runs() -> None:
+def test_the_workflow_test_limits_the_depth_of_child_runs() -> None:
     shallow = Orchestrator(Settings(max_depth=2))
 
     @shallow.workflow(name="deeper")
@@ -454,7 +454,7 @@ def test_a_child_can_be_mocked() -> None:
     assert played(parent, "await", mocks={leaf: After(100, "late")}) == "late"
 
 
-# -- what replay gives again
+# -- values that replay repeats
 
 
 def test_operations_run_once_and_are_recorded() -> None:
@@ -495,7 +495,7 @@ def test_operations_run_once_and_are_recorded() -> None:
     assert calls == ["look", "slowly", "fail"]
 
 
-def test_side_effects_are_tried_again_and_given_up_in_time() -> None:
+def test_operations_are_retried_and_time_out() -> None:
     calls: list[str] = []
 
     def third() -> str:
@@ -552,7 +552,7 @@ async def chances(ctx: WorkflowContext) -> list[str]:
     return [*first, str(ctx.uuid()), str(ctx.random.random()), ctx.now().isoformat()]
 
 
-def test_time_chance_and_uuids_are_the_same_on_replay_and_not_for_another_run() -> None:
+def test_clock_random_and_uuids_repeat_on_replay_but_differ_by_run() -> None:
     async def play(run: TestedRun[Any], test: WorkflowTest) -> None:
         first = await run.result()
         assert len(set(first)) == 6
@@ -570,11 +570,11 @@ async def keeps(ctx: WorkflowContext) -> list[Any]:
     ctx.set("item", Item("tea", 1))
     ctx.set("gone", 1)
     ctx.clear("gone")
-    ctx.get("stage")["name"] = "changed"  # a copy
+    ctx.get("stage")["name"] = "changed"  # `ctx.get` returns a copy
     return [ctx.get("stage"), ctx.get("item", type=Item).name, ctx.get("gone", "default"), ctx.get("never")]
 
 
-def test_state_is_kept_for_people_to_see() -> None:
+def test_workflow_state_is_visible_from_outside() -> None:
     async def look(run: TestedRun[Any], _: WorkflowTest) -> None:
         assert await run.result() == [{"name": "begun"}, "tea", "default", None]
         assert run.state == {"stage": {"name": "begun"}, "item": {"name": "tea", "price": 1.0}}
@@ -582,7 +582,7 @@ def test_state_is_kept_for_people_to_see() -> None:
     started(keeps, look)
 
 
-def test_the_log_is_silent_on_replay(caplog: pytest.LogCaptureFixture) -> None:
+def test_replay_writes_no_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     app = Orchestrator()
 
     @app.workflow(name="talks")
@@ -601,7 +601,7 @@ def test_the_log_is_silent_on_replay(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.records[0].run_id  # type: ignore[attr-defined]
 
 
-def test_info() -> None:
+def test_info_describes_the_run() -> None:
     app = Orchestrator()
 
     @app.workflow(name="knows", version=3, queue="slow")
@@ -612,8 +612,8 @@ def test_info() -> None:
     assert played(knows) == ["knows", 3, "slow", datetime(2026, 1, 1, tzinfo=UTC), 1, False]
 
 
-def test_to_continue_is_suggested_to_who_has_been_given_much() -> None:
-    """And on replay it was at the same place."""
+def test_continue_as_new_is_suggested_after_large_results() -> None:
+    """A replay suggests it at the same place."""
     app = Orchestrator()
     part = app.task(name="part")(lambda number: number)
 
@@ -628,7 +628,7 @@ def test_to_continue_is_suggested_to_who_has_been_given_much() -> None:
     assert played(collects, mocks={part: "x" * 900_000}) == [False] * 22 + [True] * 3
 
 
-# -- how it ends
+# -- ends of a run
 
 
 @app.workflow(name="counts")
@@ -639,7 +639,7 @@ async def counts(ctx: WorkflowContext, so_far: int) -> int:
     return so_far + got
 
 
-def test_continue_as_new_takes_the_signals_along_that_were_not_taken() -> None:
+def test_continue_as_new_hands_over_unread_signals() -> None:
     async def play(run: TestedRun[Any], test: WorkflowTest) -> None:
         for number in (1, 2, 3, 4):
             test.leader.append(next(iter(test.leader.runs.values())), history.SignalReceived("number", bytes([number])))
@@ -650,7 +650,7 @@ def test_continue_as_new_takes_the_signals_along_that_were_not_taken() -> None:
     started(counts, play, 0)
 
 
-def test_a_saga_is_undone_in_reverse(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_saga_is_compensated_in_reverse_order(caplog: pytest.LogCaptureFixture) -> None:
     app = Orchestrator()
     undone: list[str] = []
     undo = app.task(name="undo")(lambda _: None)
@@ -697,7 +697,7 @@ async def stays(ctx: WorkflowContext) -> str:
     return "?"
 
 
-def test_a_workflow_may_answer_a_cancel_with_its_own_end() -> None:
+def test_a_cancelled_workflow_may_still_complete() -> None:
     async def cancel(run: TestedRun[Any], _: WorkflowTest) -> None:
         await run.cancel()
         assert await run.result() == "finished anyway"
@@ -709,7 +709,7 @@ def test_a_workflow_may_answer_a_cancel_with_its_own_end() -> None:
 
 
 def version(app: Orchestrator, number: int) -> Any:
-    """Return the same workflow as people wrote it at three points in time."""
+    """Return the workflow before, during or after a patch: 1, 2 or 3."""
     old, new = app.task(name="old")(lambda: None), app.task(name="new")(lambda: None)
 
     async def code(ctx: WorkflowContext) -> list[str]:
@@ -733,7 +733,7 @@ def recorded(workflow: Any, seconds: float) -> Recording:
     return started(workflow, play, mocks={"old": "old", "new": "new"})
 
 
-def test_patched_lets_old_runs_go_on_as_they_began() -> None:
+def test_patched_keeps_open_runs_on_the_old_branch() -> None:
     halfway = recorded(version(Orchestrator(), 1), 0.5)
     replay(version(Orchestrator(), 2), halfway)
     with pytest.raises(DeterminismViolation, match="Task type mismatch at task 1 .*'old'.*'new'"):
@@ -753,7 +753,7 @@ def test_patched_takes_the_new_branch_in_new_runs_and_on_their_replay() -> None:
 # -- registration
 
 
-def test_what_cannot_be_a_workflow_is_refused() -> None:
+def test_invalid_workflow_declarations_are_rejected() -> None:
     app = Orchestrator()
     with pytest.raises(InvalidWorkflow, match="expected an `async def` function"):
         plain: Any = lambda _: None  # noqa: E731
@@ -785,12 +785,12 @@ def test_what_cannot_be_a_workflow_is_refused() -> None:
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e12])
-def test_a_timer_that_never_fires_is_refused(seconds: float) -> None:
+def test_a_timer_of_invalid_length_is_rejected(seconds: float) -> None:
     with pytest.raises(RunFailed, match="A timer waits a hundred years at most|Invalid delay: NaN"):
         played(leaf, seconds)
 
 
-def test_versions_live_side_by_side() -> None:
+def test_several_versions_of_a_workflow_coexist() -> None:
     app = Orchestrator()
 
     async def first(ctx: WorkflowContext) -> None: ...
@@ -819,7 +819,7 @@ def test_the_clock_of_a_test_can_be_set() -> None:
     asyncio.run(play())
 
 
-def test_a_run_that_waits_for_somebody_outside_says_so() -> None:
+def test_a_workflow_test_reports_a_wait_for_an_external_event() -> None:
     app = Orchestrator()
 
     @app.workflow(name="lonely")
@@ -835,5 +835,5 @@ def test_a_task_without_a_mock_is_named() -> None:
         played(typed, Item("tea", 1))
 
 
-def test_a_mock_can_take_its_time() -> None:
+def test_a_mock_can_take_time() -> None:
     assert played(catches, mocks={price: After(3600, ValueError("late"))}).startswith("ValueError")

@@ -1,4 +1,4 @@
-"""Other code meets the open runs of older code: what does not fit makes them stuck, and never fails them."""
+"""New code replays the open runs of older code: a mismatch makes a run stuck, and never fails it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT = 1_000_000
 
 
 def application(code: Callable[..., Any]) -> Orchestrator:
-    """Return an application that has this code under the name `order`."""
+    """Return an application that has this code as workflow `order`."""
     app = Orchestrator()
     for name in ("charge", "refund", "ship"):
         app.task(name=name)(lambda item: item)
@@ -38,7 +38,7 @@ def encoded(value: Any) -> bytes:
 
 @pytest.fixture
 def begin() -> Iterator[Callable[..., World]]:
-    """Begin a run; what is in memory of it in the end is evicted."""
+    """Begins runs, and evicts them from memory at the end of the test."""
     worlds: list[World] = []
 
     def begin(*args: Any) -> World:
@@ -51,7 +51,7 @@ def begin() -> Iterator[Callable[..., World]]:
 
 
 class World:
-    """One run, and code that can be replaced while it is open."""
+    """One run, whose code can be replaced while the run is open."""
 
     def __init__(self, code: Callable[..., Any], *args: Any) -> None:
         self.deploy(code)
@@ -70,7 +70,7 @@ class World:
         self.leader._engine, self.leader._find = self.engine, self.app.code_workflows.find
 
     def complete(self, result: Any) -> None:
-        """Let the oldest open task return, and show it to the code."""
+        """Complete the oldest open task, and activate the run."""
         task = next(iter(self.run.tasks))
         self.leader.settle(self.run, task, history.TaskCompleted(task, encoded(result)))
         self.leader.activate(self.run)
@@ -79,7 +79,7 @@ class World:
         return self.leader.activate(self.run, [Query(derived_id(bytes(16), "query"), name, encoded(([], {})))])
 
     def check(self) -> None:
-        """Hold the present code against the history, as `workflows replay-check` does."""
+        """Replay the history with the current code, as `workflows replay-check` does."""
         replay(self.app.code_workflows["order"], Recording(self.run.id, self.run.history), strict=True)
 
 
@@ -127,7 +127,7 @@ MISFITS = {
 
 @pytest.mark.parametrize("code", MISFITS, ids=lambda code: code.__name__)
 @pytest.mark.parametrize("how", ["an event", "a query"])
-def test_code_that_does_not_fit_makes_a_run_stuck_and_the_right_code_frees_it(
+def test_mismatching_code_makes_a_run_stuck_until_the_right_code_returns(
     begin: Callable[..., World], code: Callable[..., Any], how: str
 ) -> None:
     world = begin(order, "tea")
@@ -155,7 +155,7 @@ def test_code_that_does_not_fit_makes_a_run_stuck_and_the_right_code_frees_it(
     assert "refund" not in str(world.run.history)
 
 
-def test_nothing_is_undone_by_code_that_raises_where_the_run_went_on(begin: Callable[..., World]) -> None:
+def test_code_that_raises_during_replay_compensates_nothing(begin: Callable[..., World]) -> None:
     async def waits(ctx: WorkflowContext, item: str) -> None:
         charge = await ctx.schedule("charge", item)
         ctx.compensate(ctx.schedule, "refund", charge)
@@ -172,7 +172,7 @@ def test_nothing_is_undone_by_code_that_raises_where_the_run_went_on(begin: Call
         world.check()
 
 
-def test_the_reason_names_the_error_and_its_place(begin: Callable[..., World]) -> None:
+def test_the_reason_of_a_stuck_run_names_the_error_and_its_place(begin: Callable[..., World]) -> None:
     world = begin(order, "tea")
     world.complete("charge-7")
     world.redeploy(raises_later)
@@ -184,7 +184,7 @@ def test_the_reason_names_the_error_and_its_place(begin: Callable[..., World]) -
     assert "in raises_later" in stuck.difference
 
 
-def test_what_raises_after_all_that_is_known_is_a_failure_of_the_run(begin: Callable[..., World]) -> None:
+def test_an_error_after_the_end_of_the_history_fails_the_run(begin: Callable[..., World]) -> None:
     async def fails(ctx: WorkflowContext, item: str) -> None:
         await ctx.schedule("charge", item)
         await ctx.schedule("ship", item)
@@ -206,7 +206,7 @@ async def undoes(ctx: WorkflowContext, item: str) -> None:
     raise WorkflowFailed("no")
 
 
-def test_a_run_that_is_being_undone_goes_on_with_that_after_a_replay(begin: Callable[..., World]) -> None:
+def test_compensation_continues_after_a_replay(begin: Callable[..., World]) -> None:
     world = begin(undoes, "tea")
     world.complete("charge-7")
     assert [task.name for task in world.run.tasks.values()] == ["refund"]
@@ -219,7 +219,7 @@ def test_a_run_that_is_being_undone_goes_on_with_that_after_a_replay(begin: Call
     world.check()
 
 
-def test_an_update_that_raises_on_replay_and_did_not_is_a_misfit(begin: Callable[..., World]) -> None:
+def test_an_update_that_raises_only_on_replay_is_a_mismatch(begin: Callable[..., World]) -> None:
     def answering(answer: Callable[[], int]) -> Callable[..., Any]:
         async def asked(ctx: WorkflowContext) -> None:
             ctx.update("count")(answer)
@@ -241,7 +241,7 @@ def test_an_update_that_raises_on_replay_and_did_not_is_a_misfit(begin: Callable
 
 
 def limited(most: int, *, answers: bool = True) -> Callable[..., Any]:
-    """Return code whose validator refuses what is above `most`, and whose handler answers at once or never."""
+    """Return code whose validator rejects amounts above `most`, and whose handler answers at once or never."""
 
     async def account(ctx: WorkflowContext) -> None:
         total = 0
@@ -277,7 +277,7 @@ def add(world: World, amount: int) -> None:
     ("amount", "answers", "total"), [(500, True, 0), (50, True, 50), (50, False, 50)], ids=["refused", "done", "open"]
 )
 @pytest.mark.parametrize("most", [10, 1_000])
-def test_whether_an_update_is_refused_is_decided_once(
+def test_the_rejection_of_an_update_is_decided_once(
     begin: Callable[..., World], amount: int, answers: bool, total: int, most: int, as_json: bool
 ) -> None:
     world = begin(limited(100, answers=answers))
@@ -293,7 +293,7 @@ def test_whether_an_update_is_refused_is_decided_once(
     assert world.run.history == before
 
 
-def test_an_update_that_came_before_its_handler_is_validated_when_there_is_one(begin: Callable[..., World]) -> None:
+def test_an_early_update_is_validated_when_its_handler_exists(begin: Callable[..., World]) -> None:
     async def waits(ctx: WorkflowContext) -> None:
         await ctx.promise("never")
 
@@ -306,7 +306,7 @@ def test_an_update_that_came_before_its_handler_is_validated_when_there_is_one(b
 
 
 def test_an_open_update_of_the_previous_release_is_validated_again(begin: Callable[..., World]) -> None:
-    """Its marks do not say which updates were accepted."""
+    """That release's markers do not say which updates were accepted."""
     world = begin(limited(100, answers=False))
     add(world, 50)
     world.run.history[:] = [
@@ -358,7 +358,7 @@ async def renamed(ctx: WorkflowContext, item: str) -> None:
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )
-def test_a_check_finds_commands_that_the_code_no_longer_gives(
+def test_a_replay_check_finds_missing_commands(
     begin: Callable[..., World], code: Callable[..., Any], missing: str
 ) -> None:
     world = begin(steps, "tea")
@@ -371,7 +371,7 @@ def test_a_check_finds_commands_that_the_code_no_longer_gives(
         world.check()
 
 
-def test_arguments_of_the_wrong_type_are_refused_where_a_run_is_started() -> None:
+def test_arguments_of_the_wrong_type_are_rejected_when_a_run_starts() -> None:
     app = application(other_type)
     with pytest.raises(InvalidTask, match="Workflow 'order', argument 'item': expected int"):
         played(app.code_workflows["order"], "tea")
@@ -390,7 +390,7 @@ def test_arguments_of_the_wrong_type_are_refused_where_a_run_is_started() -> Non
 async def pays(ctx: WorkflowContext, item: str) -> str:
     @ctx.update
     async def pay(amount: int) -> str:
-        async with asyncio.timeout(60):  # a timer that is taken back before it leaves has no record
+        async with asyncio.timeout(60):  # a timer that is cancelled in its first turn leaves no record
             pass
         return str(await ctx.schedule("charge", amount))
 
@@ -399,7 +399,7 @@ async def pays(ctx: WorkflowContext, item: str) -> str:
 
 
 def pays_and(what: str) -> Callable[..., Any]:
-    """Return code whose handler does something more, for which it does not wait."""
+    """Return code whose handler does one thing more, without waiting for it."""
 
     async def pays_and(ctx: WorkflowContext, item: str) -> str:
         @ctx.update
@@ -462,7 +462,7 @@ def test_the_handler_of_an_update_that_was_answered_does_not_act_again(begin: Ca
     assert world.run.stuck is None
 
 
-def test_a_patch_lets_a_handler_act_from_the_next_update_on(begin: Callable[..., World]) -> None:
+def test_a_patched_handler_acts_only_for_later_updates(begin: Callable[..., World]) -> None:
     world = paid(begin)
     for code in (pays_and("patched"), pays_and("nothing")):
         world.redeploy(code)

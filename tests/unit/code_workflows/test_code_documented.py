@@ -1,4 +1,4 @@
-"""The guides name everything public of workflows as code, and of the tools for tests."""
+"""The guides document every public name of code workflows and of the testing tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLASSES = (CodeWorkflow, Starting, WorkflowContext, WorkflowHandle, Signals)
 TESTING = (testing.WorkflowTest, testing.TestedRun, testing.Recording)
 
 
-def test_everything_public_is_in_the_guide() -> None:
+def test_every_public_name_is_in_a_guide() -> None:
     names = {
         *testing.__all__,
         *(kind.__name__ for kind in (*CLASSES, RunInfo) if kind is not Starting),

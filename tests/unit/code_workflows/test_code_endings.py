@@ -1,4 +1,4 @@
-"""How the code of a workflow ends: what is undone, closed and answered then, and what a cancel interrupts."""
+"""How a workflow's code ends: compensation, open generators and updates, and what a cancel interrupts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.unit.code_workflows.playing import played, started
 app = Orchestrator()
 
 
-def whats(run: TestedRun[Any]) -> list[Any]:
-    """Return what has happened in a run."""
+def event_contents(run: TestedRun[Any]) -> list[Any]:
+    """Return the content of each event of a run."""
     return [event.what for event in run.history.events]
 
 
@@ -36,7 +36,7 @@ def work(number: int = 0) -> int: ...
 
 
 class Own(BaseException):
-    """Nothing that `except Exception` sees."""
+    """An exception that `except Exception` does not catch."""
 
 
 def too_large() -> Any:
@@ -74,7 +74,7 @@ async def saga(ctx: WorkflowContext, how: str, late: bool) -> Any:
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("how", list(ENDS))
-def test_a_saga_is_undone_whatever_ends_it(how: str, late: bool) -> None:
+def test_a_saga_is_compensated_after_every_kind_of_failure(how: str, late: bool) -> None:
     undone: list[str] = []
     with pytest.raises(RunFailed, match=ENDS[how][1]):
         played(saga, how, late, mocks={undo: undone.append, work: 1})
@@ -87,7 +87,7 @@ async def promises_a_number(ctx: WorkflowContext) -> int:
     return cast(int, "none")
 
 
-def test_a_result_that_does_not_fit_its_annotation_fails_the_run() -> None:
+def test_a_result_of_the_wrong_type_fails_the_run() -> None:
     undone: list[str] = []
     with pytest.raises(RunFailed, match="PayloadError: The result of workflow .* does not match its annotation"):
         played(promises_a_number, mocks={undo: undone.append})
@@ -111,7 +111,7 @@ async def saga_with_bad_steps(ctx: WorkflowContext) -> None:
     raise ValueError("no")
 
 
-def test_a_step_that_cannot_be_undone_keeps_no_other_from_it() -> None:
+def test_a_failed_compensation_does_not_stop_the_others() -> None:
     undone: list[str] = []
     with pytest.raises(RunFailed, match="ValueError: no"):
         played(saga_with_bad_steps, mocks={undo: undone.append})
@@ -154,7 +154,7 @@ async def undoes_slowly(ctx: WorkflowContext, fails: bool) -> None:
 
 
 @pytest.mark.parametrize(("fails", "end"), [(True, "ValueError: no"), (False, "was cancelled")])
-def test_a_cancel_does_not_interrupt_what_is_being_undone(fails: bool, end: str) -> None:
+def test_a_cancel_does_not_interrupt_compensation(fails: bool, end: str) -> None:
     undone: list[str] = []
 
     async def cancel(run: TestedRun[None], test: WorkflowTest) -> None:
@@ -165,7 +165,9 @@ def test_a_cancel_does_not_interrupt_what_is_being_undone(fails: bool, end: str)
             await run.cancel()
         with pytest.raises(RunFailed, match=end):
             await run.result()
-        assert sum(isinstance(what, history.TaskCompleted) for what in whats(run)) == 2, "and none was given up"
+        assert sum(isinstance(what, history.TaskCompleted) for what in event_contents(run)) == 2, (
+            "and none was given up"
+        )
 
     started(undoes_slowly, cancel, fails, mocks={undo: After(60, undone.append)})
     assert undone == ["second", "first"]
@@ -185,7 +187,7 @@ async def takes_it_back(ctx: WorkflowContext) -> int:
     return 2
 
 
-def test_code_that_takes_a_cancel_back_is_cancelled_anew() -> None:
+def test_code_that_ignores_a_cancel_can_be_cancelled_again() -> None:
     async def cancel_twice(run: TestedRun[int], _: WorkflowTest) -> int:
         await run.cancel()
         await run.cancel()
@@ -206,7 +208,7 @@ async def slow_timeout(ctx: WorkflowContext) -> None:
         await ctx.sleep(days=1)
 
 
-def test_a_cancel_amid_the_clean_up_after_a_timeout_arrives() -> None:
+def test_a_cancel_during_the_cleanup_after_a_timeout_is_delivered() -> None:
     async def cancel(run: TestedRun[None], test: WorkflowTest) -> None:
         await test.skip(11)
         await run.cancel()
@@ -256,7 +258,7 @@ async def half_continues(ctx: WorkflowContext) -> None:
         ctx.continue_as_new()
 
 
-def test_a_group_in_which_something_failed_does_not_continue() -> None:
+def test_a_task_group_with_a_failed_task_does_not_continue_as_new() -> None:
     with pytest.raises(RunFailed, match="in the clean-up"):
         played(half_continues)
 
@@ -273,7 +275,7 @@ async def groups(ctx: WorkflowContext) -> list[int]:
     return [task.result() for task in [*tasks, alone]]
 
 
-def test_a_group_takes_what_was_scheduled() -> None:
+def test_a_task_group_accepts_scheduled_tasks() -> None:
     assert played(groups, mocks={work: lambda number: 2 * number}) == [0, 2, 4, 6]
 
 
@@ -302,7 +304,7 @@ async def abandons(ctx: WorkflowContext, how: str, rounds: int = 0) -> str:
 
 
 @pytest.mark.parametrize("how", ["return", "raise", "continue"])
-def test_generators_that_were_left_half_way_are_closed(how: str) -> None:
+def test_abandoned_generators_are_closed_at_the_end(how: str) -> None:
     closed: list[str] = []
     if how == "raise":
         with pytest.raises(RunFailed, match="ValueError: no"):
@@ -378,13 +380,13 @@ async def late(ctx: WorkflowContext) -> list[str]:
     return said
 
 
-def test_an_update_waits_for_its_handler() -> None:
+def test_an_early_update_waits_for_its_handler() -> None:
     async def ask(run: TestedRun[list[str]], test: WorkflowTest) -> list[str]:
         for word in ("one", "rude", "two"):
             with pytest.raises(OrchestratorError, match="the code has no handler of this name so far"):
                 await run.update("say", word)
         await run.signal("go", True)
-        answers = [what for what in whats(run) if isinstance(what, history.UpdateAnswered)]
+        answers = [what for what in event_contents(run) if isinstance(what, history.UpdateAnswered)]
         assert [answer.error.message if answer.error else answer.result for answer in answers] == [
             "no",
             b"\x01",
@@ -396,14 +398,14 @@ def test_an_update_waits_for_its_handler() -> None:
     assert started(late, ask) == ["one", "two"]
 
 
-def test_an_update_that_finds_no_handler_is_answered_at_the_end() -> None:
+def test_an_update_without_a_handler_is_answered_when_the_run_ends() -> None:
     async def ask(run: TestedRun[list[str]], test: WorkflowTest) -> list[str]:
         with pytest.raises(OrchestratorError, match="has no answer yet"):
             await run.update("say", "one")
         await run.signal("go", False)
         await run.signal("end")
         result = await run.result()
-        (answer,) = [what for what in whats(run) if isinstance(what, history.UpdateAnswered)]
+        (answer,) = [what for what in event_contents(run) if isinstance(what, history.UpdateAnswered)]
         assert answer.error is not None
         assert answer.error.message == "The run ended before update 'say' was completed."
         return result
@@ -411,7 +413,7 @@ def test_an_update_that_finds_no_handler_is_answered_at_the_end() -> None:
     assert started(late, ask) == []
 
 
-def test_an_update_that_an_older_release_refused_stays_refused() -> None:
+def test_an_update_rejected_by_an_older_release_stays_rejected() -> None:
     async def ask(run: TestedRun[list[str]], test: WorkflowTest) -> Recording:
         with pytest.raises(OrchestratorError, match="has no answer yet"):
             await run.update("say", "one")
@@ -423,7 +425,7 @@ def test_an_update_that_an_older_release_refused_stays_refused() -> None:
     recorded = started(late, ask)
     refused = TaskError("InvalidTask", "The workflow answers no update 'say'. It answers: none.")
     older: list[Event] = []
-    for event in recorded.events:  # the answer stood in the batch of the turn that was shown the update
+    for event in recorded.events:  # that release answered in the turn that saw the update
         what = event.what
         if isinstance(what, history.UpdateAnswered):
             continue
@@ -439,7 +441,7 @@ def test_an_update_that_an_older_release_refused_stays_refused() -> None:
     replay(late, Recording(recorded.run_id, numbered), exactly=True)
 
 
-def test_an_update_may_continue_the_run_as_a_new_one() -> None:
+def test_an_update_handler_may_continue_as_new() -> None:
     async def ask(run: TestedRun[int], _: WorkflowTest) -> int:
         assert await run.update("again") is None
         await run.signal("end", "return")
@@ -448,7 +450,7 @@ def test_an_update_may_continue_the_run_as_a_new_one() -> None:
     assert started(updated, ask) == 1
 
 
-def test_a_query_may_not() -> None:
+def test_a_query_may_not_continue_as_new() -> None:
     async def ask(run: TestedRun[int], _: WorkflowTest) -> int:
         with pytest.raises(OrchestratorError, match="may read the workflow, but may not issue commands"):
             await run.query("sly")
@@ -459,7 +461,7 @@ def test_a_query_may_not() -> None:
 
 
 @pytest.mark.parametrize("how", ["return", "fail", "continue"])
-def test_who_waits_for_an_update_learns_that_the_run_ends(how: str) -> None:
+def test_an_open_update_fails_when_the_run_ends(how: str) -> None:
     async def ask(run: TestedRun[int], _: WorkflowTest) -> None:
         asked = asyncio.ensure_future(run.update("slow"))
         await asyncio.sleep(0)
@@ -476,6 +478,6 @@ async def large(ctx: WorkflowContext, where: str) -> Any:
 
 
 @pytest.mark.parametrize("where", ["workflow", "task"])
-def test_a_result_that_is_too_large_is_its_own_error(where: str) -> None:
+def test_a_result_that_is_too_large_is_a_payload_error(where: str) -> None:
     with pytest.raises(RunFailed, match="PayloadError"):
         played(large, where, mocks={work: lambda *_: too_large()})

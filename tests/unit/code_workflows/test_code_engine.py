@@ -1,4 +1,4 @@
-"""The worker's half: the cache of live workflows, replay on a miss, and putting workflows away."""
+"""The engine of a worker: the cache of live workflows, replay on a cache miss, and eviction."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def play(leader: MemoryLeader, run: Run) -> Any:
     return msgspec.msgpack.decode(run.end.result)
 
 
-def test_a_cached_workflow_sees_only_what_is_new(engine: Engine) -> None:
+def test_a_cached_workflow_receives_only_new_events(engine: Engine) -> None:
     leader = leader_of(engine)
     run = begin(leader, "adds", 3)
     shown: list[int] = []
@@ -128,10 +128,10 @@ def test_a_cached_workflow_sees_only_what_is_new(engine: Engine) -> None:
     engine.activate = spy  # type: ignore[method-assign]
     assert play(leader, run) == 3
     assert shown == [1, 1, 1, 1]
-    assert len(engine) == 0  # it has ended
+    assert len(engine) == 0  # the run has ended
 
 
-def test_what_is_not_cached_as_the_leader_thinks_is_missing(engine: Engine) -> None:
+def test_a_stale_cache_entry_is_reported_missing(engine: Engine) -> None:
     leader = leader_of(engine)
     run = begin(leader, "adds", 3)
     leader.activate(run)
@@ -140,25 +140,25 @@ def test_what_is_not_cached_as_the_leader_thinks_is_missing(engine: Engine) -> N
     wrong = Activation(run.id, "adds", 1, after=2, through=4, events=news, cached=9)
     report = engine.activate(wrong, run.id, 2)
     assert report == Activated(run.id, 2, report.duration, missing=True)
-    assert run.id not in engine  # what an attempt left that was not applied is of no use to anybody
+    assert run.id not in engine  # the state left by an attempt that was not applied is useless
     assert play(leader, run) == 3
 
 
-def test_the_longest_waiting_run_is_put_away_first() -> None:
+def test_the_run_idle_for_longest_is_evicted_first() -> None:
     engine = Engine(app.code_workflows.find, LIMIT, capacity=2)
     leader = leader_of(engine)
     runs = [begin(leader, "adds", 2, number=number) for number in range(4)]
     for run in runs:
         leader.activate(run)
     assert [run.id in engine for run in runs] == [False, False, True, True]
-    for run in runs:  # in turn, so that each finds itself evicted by the others
+    for run in runs:  # in turn, so that the others have evicted each run
         finish_tasks(leader, run)
         leader.activate(run)
     assert [play(leader, run) for run in runs] == [2, 2, 2, 2]
     engine.close()
 
 
-def test_a_run_put_away_commands_nothing_and_makes_no_noise(
+def test_evicting_a_run_issues_no_commands_and_logs_nothing(
     engine: Engine, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     leader = leader_of(engine)
@@ -182,7 +182,7 @@ def test_a_run_put_away_commands_nothing_and_makes_no_noise(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_coroutine_that_cannot_be_ended_is_reported_and_kept(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_coroutine_that_cannot_be_closed_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     app = Orchestrator()
     stop = threading.Event()
 
@@ -202,7 +202,7 @@ def test_a_coroutine_that_cannot_be_ended_is_reported_and_kept(caplog: pytest.Lo
     stop.set()
 
 
-def test_a_query_of_a_run_that_is_not_cached_replays_it(engine: Engine) -> None:
+def test_a_query_of_an_uncached_run_replays_its_history(engine: Engine) -> None:
     leader = leader_of(engine)
     run = begin(leader, "adds", 3)
     for _ in range(2):
@@ -216,20 +216,20 @@ def test_a_query_of_a_run_that_is_not_cached_replays_it(engine: Engine) -> None:
     assert run.history == before
 
 
-def test_a_query_leaves_the_cache_as_it_was(engine: Engine) -> None:
+def test_a_query_leaves_the_cache_unchanged(engine: Engine) -> None:
     leader = leader_of(engine)
     run = begin(leader, "adds", 3)
     leader.activate(run)
     question = Activation(run.id, "adds", 1, len(run.history), len(run.history), [], run.applied)
     question = msgspec.structs.replace(question, queries=[Query(b"q", "so_far", encoded(([], {})))])
     assert [answer.result for answer in engine.activate(question, run.id, 2).answers] == [encoded(0)]
-    finish_tasks(leader, run)  # and the leader never heard of that attempt
+    finish_tasks(leader, run)  # the leader never received the report of that attempt
     news = Activation(run.id, "adds", 1, run.shown, len(run.history), run.history[-1:], run.applied)
     assert not engine.activate(news, run.id, 3).missing
 
 
 @pytest.mark.slow
-def test_many_runs_interleave_in_one_process_and_in_several_threads(engine: Engine) -> None:
+def test_many_runs_interleave_in_several_threads(engine: Engine) -> None:
     leader = leader_of(engine)
     runs = [begin(leader, "adds", 10, number=number) for number in range(100)]
     with ThreadPoolExecutor(4) as pool:
@@ -240,7 +240,7 @@ def test_many_runs_interleave_in_one_process_and_in_several_threads(engine: Engi
     assert all(run.end == commands.CompleteRun(encoded(10)) for run in runs)
 
 
-def test_an_attempt_that_was_given_up_does_not_replace_a_newer_one(engine: Engine) -> None:
+def test_a_superseded_attempt_does_not_replace_a_newer_one(engine: Engine) -> None:
     leader = leader_of(engine)
     run = begin(leader, "adds", 3)
     whole = Activation(run.id, "adds", 1, after=0, through=1, events=list(run.history))
@@ -266,12 +266,12 @@ def test_an_attempt_that_was_given_up_does_not_replace_a_newer_one(engine: Engin
     assert [type(command) for command in report.commands] == [commands.ScheduleTask]
 
 
-def test_an_unknown_workflow_is_for_the_worker_to_hand_back(engine: Engine) -> None:
+def test_an_unknown_workflow_raises_not_found(engine: Engine) -> None:
     with pytest.raises(NotFound, match="No workflow is registered as 'addz'. Did you mean 'adds'"):
         engine.activate(Activation(b"r" * 16, "addz", 1, after=0, through=1, events=[]), b"r" * 16, 1)
 
 
-def test_a_violation_is_reported_as_stuck_and_mended_code_goes_on() -> None:
+def test_a_violation_makes_a_run_stuck_until_the_code_is_fixed() -> None:
     engine = Engine(lambda *_: current, LIMIT)
     leader = MemoryLeader(engine, lambda *_: current, 1_700_000_000.0)
 
@@ -313,7 +313,7 @@ def test_a_violation_is_reported_as_stuck_and_mended_code_goes_on() -> None:
     assert run.end == commands.CompleteRun(encoded("done"))
 
 
-def test_code_that_catches_a_violation_is_stuck_all_the_same() -> None:
+def test_code_that_catches_a_violation_is_still_stuck() -> None:
     app = Orchestrator()
     task = app.task(name="new")(lambda: None)
 
@@ -334,7 +334,7 @@ def test_code_that_catches_a_violation_is_stuck_all_the_same() -> None:
     assert len(run.history) == 3
 
 
-def test_the_leader_in_memory_refuses_an_end_without_messages_that_have_come() -> None:
+def test_the_memory_leader_rejects_an_end_with_unread_messages() -> None:
     app = Orchestrator()
 
     @app.workflow(name="drains")
@@ -357,7 +357,7 @@ def test_the_leader_in_memory_refuses_an_end_without_messages_that_have_come() -
     assert run.end == commands.CompleteRun(encoded([1, 2, 3]))
 
 
-def test_messages_survive_the_wire() -> None:
+def test_activations_and_reports_survive_encoding() -> None:
     leader = leader_of(Engine(app.code_workflows.find, LIMIT))
     run = begin(leader, "clings")
     leader.activate(run)
@@ -386,8 +386,8 @@ def seconds_per_step(steps: int) -> float:
 
 
 @pytest.mark.slow
-def test_a_step_costs_the_same_at_the_end_of_a_long_run() -> None:
-    """Time on the processor, of this thread alone, and the best of several: others may share the machine."""
+def test_the_cost_of_a_step_does_not_grow_with_the_history() -> None:
+    """Measures processor time of this thread, the best of several runs: the machine may be shared."""
     seconds_per_step(10)
     short = min(seconds_per_step(50) for _ in range(3))
     long = min(seconds_per_step(2000) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Calls that replay could not repeat are refused inside a workflow, and nowhere else."""
+"""Calls that replay could not repeat are rejected inside a workflow, and nowhere else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from orchestrator.sdk.code import guards, loop
 from tests.unit.code_workflows.playing import played
 
 as_completed = loop._as_completed
-"""What `from asyncio import as_completed` gives where it comes before the first workflow is registered."""
+"""`as_completed` as a module gets it that imports it before the first workflow is registered."""
 
 
 async def _nothing() -> None: ...
@@ -104,18 +104,18 @@ def workflow_that(calls: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_replay_could_not_repeat_is_refused(call: Callable[[], Any], message: str) -> None:
+def test_nondeterministic_calls_are_rejected(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(NotDeterministic, match=message):
         played(workflow_that(call))
 
 
 @pytest.mark.parametrize("call", ALLOWED)
-def test_what_replay_repeats_is_allowed(call: Callable[[], Any]) -> None:
+def test_deterministic_calls_are_allowed(call: Callable[[], Any]) -> None:
     played(workflow_that(call))
 
 
 @pytest.mark.parametrize("call", [call for call, _ in REFUSED[:1] + REFUSED[4:8] + REFUSED[11:16]])
-def test_a_block_can_be_exempted(call: Callable[[], Any]) -> None:
+def test_an_unguarded_block_may_make_nondeterministic_calls(call: Callable[[], Any]) -> None:
     def exempted() -> None:
         with unguarded():
             result = call()
@@ -125,22 +125,22 @@ def test_a_block_can_be_exempted(call: Callable[[], Any]) -> None:
     played(workflow_that(exempted))
 
 
-def test_code_of_the_project_is_watched_wherever_it_is_called_from() -> None:
-    """The standard library may look at the clock, but not call back into code that does."""
+def test_project_code_called_by_a_library_is_guarded() -> None:
+    """The standard library may read the clock, but not call back into project code that does."""
     with pytest.raises(NotDeterministic, match="time.time"):
         played(workflow_that(lambda: sorted([2, 1], key=lambda _: time.time())))
 
 
-def test_libraries_are_exempt(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_may_make_nondeterministic_calls(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "site-packages"
     folder.mkdir()
     (folder / "installed_clock.py").write_text("import time\n\ndef tell():\n    return time.time()\n")
     monkeypatch.syspath_prepend(folder)
     installed_clock = importlib.import_module("installed_clock")
     played(workflow_that(installed_clock.tell))
-    played(workflow_that(lambda: email.utils.formatdate()))  # calls time.time itself
+    played(workflow_that(lambda: email.utils.formatdate()))  # calls `time.time` itself
 
-    guards.watch_package_of("installed_clock")  # as if it held a workflow: the project itself, installed
+    guards.watch_package_of("installed_clock")  # as if the installed package contained a workflow
     with pytest.raises(NotDeterministic, match="installed_clock.py, line 4"):
         played(workflow_that(installed_clock.tell))
 
@@ -150,12 +150,12 @@ class Stamped:
     at: float = field(default_factory=time.time)
 
 
-def test_code_made_at_run_time_belongs_to_its_module() -> None:
+def test_generated_code_is_guarded_like_its_module() -> None:
     with pytest.raises(NotDeterministic, match="time.time"):
         played(workflow_that(Stamped))
 
 
-def test_a_refusal_that_is_caught_still_stops_the_workflow() -> None:
+def test_a_caught_rejection_still_stops_the_workflow() -> None:
     def careless() -> None:
         try:
             time.time()
@@ -182,7 +182,7 @@ async def _connects() -> None:
     ("call", "message"),
     [(_in_thread, "has no threads"), (_from_a_thread, "from another thread"), (_connects, "has no create_connection")],
 )
-def test_what_the_loop_refuses_stops_the_workflow_though_it_is_caught(
+def test_a_caught_rejection_of_the_loop_stops_the_workflow(
     call: Callable[[], Coroutine[Any, Any, None]], message: str
 ) -> None:
     async def careless(ctx: WorkflowContext) -> str:
@@ -196,7 +196,7 @@ def test_what_the_loop_refuses_stops_the_workflow_though_it_is_caught(
         played(Orchestrator().workflow(careless))
 
 
-def test_nobody_is_watched_outside_of_a_workflow() -> None:
+def test_code_outside_of_workflows_is_not_guarded() -> None:
     seen: list[float] = []
 
     def watch_another_thread() -> None:
@@ -211,7 +211,7 @@ def test_nobody_is_watched_outside_of_a_workflow() -> None:
     assert time.time()
 
 
-def test_side_effects_are_not_watched() -> None:
+def test_operations_are_not_guarded() -> None:
     app = Orchestrator()
 
     @app.workflow(name="looks")

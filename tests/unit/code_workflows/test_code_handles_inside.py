@@ -1,4 +1,4 @@
-"""Other runs, from inside a workflow: signalled, cancelled and awaited by commands, and what became of that."""
+"""Handles of other runs inside a workflow: signals, cancels and waits are commands, whose outcomes are recorded."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def recorded(*args: Any) -> Recording:
     return Recording.from_json(asyncio.run(play()).to_json())
 
 
-def test_a_history_of_the_previous_release_still_fits() -> None:
-    """Its senders heard nothing: `await handle.asignal(…)` returned at once."""
+def test_a_history_of_the_previous_release_still_replays() -> None:
+    """Senders received no outcome then: `await handle.asignal(…)` returned at once."""
     new = recorded(NOBODY, "signal")
     kept = [one for one in new.events if not isinstance(one.what, (history.PromiseRejected, history.RunCompleted))]
     old: list[Event] = []
@@ -94,7 +94,7 @@ def test_a_reset_between_a_signal_and_its_answer_delivers_the_answer() -> None:
     assert first.startswith("NotFound")
 
 
-def test_a_run_that_is_not_awaited_any_more_goes_on() -> None:
+def test_a_run_continues_when_it_is_no_longer_awaited() -> None:
     @app.workflow(name="impatient")
     async def impatient(ctx: WorkflowContext, of: str) -> str:
         waiting = asyncio.ensure_future(app.workflow_run(of).aresult())
@@ -113,7 +113,7 @@ def test_a_run_that_is_not_awaited_any_more_goes_on() -> None:
     assert asyncio.run(play()) == ["got 1"]
 
 
-def test_a_signal_that_a_class_does_not_take_is_refused() -> None:
+def test_a_signal_without_a_handler_is_rejected() -> None:
     @app.workflow(name="closed")
     class Closed:
         def __init__(self, ctx: WorkflowContext) -> None:
@@ -131,7 +131,7 @@ def test_a_signal_that_a_class_does_not_take_is_refused() -> None:
     @app.workflow(name="payer")
     async def payer(ctx: WorkflowContext, to: str) -> str:
         for handle in (app.workflow_run(to), app.workflow_run(to, Closed.run)):
-            handle.signal("pya", 7)  # which is logged
+            handle.signal("pya", 7)  # only logged
             with pytest.raises(UnknownHandler, match="'closed' has no handler for signal 'pya'. Did you mean 'pay'"):
                 await handle.asignal("pya", 7)
         await app.workflow_run(to).asignal("pay", 7)

@@ -1,4 +1,4 @@
-"""Queries look at a workflow. Whatever would change it is refused, and leaves no trace."""
+"""Queries only read a workflow. Queries that change it are rejected and leave no trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def work(label: str) -> str: ...
 
 
 class Inside:
-    """What a workflow has that a query might touch."""
+    """The objects of a workflow that a query might change."""
 
     def __init__(self, ctx: WorkflowContext) -> None:
         self.ctx = ctx
@@ -98,7 +98,7 @@ NAUGHTY: dict[str, Callable[[Inside], Any]] = {
 @app.workflow(name="watched")
 async def watched(ctx: WorkflowContext) -> list[Any]:
     inside = Inside(ctx)
-    ctx.random.gauss(0, 1)  # which keeps a second number for the next call
+    ctx.random.gauss(0, 1)  # `gauss` keeps a second number for the next call
 
     @ctx.query
     def act(name: str) -> Any:
@@ -117,21 +117,21 @@ async def watched(ctx: WorkflowContext) -> list[Any]:
     return inside.seen()
 
 
-async def ended(run: TestedRun[Any]) -> Any:
+async def finish_run(run: TestedRun[Any]) -> Any:
     await run.signal("item", "kept")
     await run.resolve("go")
     return await run.result()
 
 
-def untouched() -> Any:
+def result_without_queries() -> Any:
     async def play(run: TestedRun[Any], _: WorkflowTest) -> Any:
-        return await ended(run)
+        return await finish_run(run)
 
     return started(watched, play, mocks={work: After(500, "late")})
 
 
 @pytest.mark.parametrize("name", NAUGHTY)
-def test_a_query_that_acts_is_refused_and_leaves_no_trace(name: str) -> None:
+def test_a_query_that_changes_the_workflow_is_rejected_without_a_trace(name: str) -> None:
     async def play(run: TestedRun[Any], _: WorkflowTest) -> Any:
         if name == "signals":
             await run.signal("other")
@@ -143,22 +143,22 @@ def test_a_query_that_acts_is_refused_and_leaves_no_trace(name: str) -> None:
                 await run.query("act", name)
         assert run.history == before
         assert (await run.query("look"))[:4] == [False, 0, 0, None]
-        return await ended(run)
+        return await finish_run(run)
 
-    assert started(watched, play, mocks={work: After(500, "late")}) == untouched()
+    assert started(watched, play, mocks={work: After(500, "late")}) == result_without_queries()
 
 
-def test_a_query_that_exits_is_answered() -> None:
+def test_a_query_that_raises_system_exit_is_answered() -> None:
     async def play(run: TestedRun[Any], _: WorkflowTest) -> Any:
         with pytest.raises(OrchestratorError, match="SystemExit: 7"):
             await run.query("leave")
-        return await ended(run)
+        return await finish_run(run)
 
-    assert started(watched, play, mocks={work: After(500, "late")}) == untouched()
+    assert started(watched, play, mocks={work: After(500, "late")}) == result_without_queries()
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, BaseException])
-def test_a_validator_refuses_by_whatever_it_raises(kind: type[BaseException]) -> None:
+def test_any_exception_of_a_validator_rejects_the_update(kind: type[BaseException]) -> None:
     own = Orchestrator()
 
     @own.workflow(name="exits")
@@ -180,7 +180,7 @@ def test_a_validator_refuses_by_whatever_it_raises(kind: type[BaseException]) ->
 
 
 @pytest.mark.parametrize("name", ["async", "no argument", "awaitable"])
-def test_a_validator_that_could_not_refuse_is_refused(name: str) -> None:
+def test_invalid_validators_are_rejected(name: str) -> None:
     own = Orchestrator()
 
     async def never(number: int) -> None:
@@ -207,7 +207,7 @@ def test_a_validator_that_could_not_refuse_is_refused(name: str) -> None:
     assert "validator" in started(hopes, play)
 
 
-def test_validators_only_look() -> None:
+def test_validators_cannot_change_the_workflow() -> None:
     own = Orchestrator()
 
     @own.workflow(name="validated")
@@ -232,7 +232,7 @@ def test_validators_only_look() -> None:
     assert started(validated, play) is False
 
 
-def test_answers_are_held_against_their_annotations_and_the_run_goes_on() -> None:
+def test_answers_of_the_wrong_type_are_errors_and_the_run_continues() -> None:
     app = Orchestrator()
 
     @app.workflow(name="typed-answers")
@@ -268,6 +268,6 @@ def test_answers_are_held_against_their_annotations_and_the_run_goes_on() -> Non
             await run.update("add", "b", False)
         assert await run.update("later", "c") == 3
         await run.signal("end")
-        return await run.result()  # which replays it
+        return await run.result()  # also replays the run
 
     assert started(typed, play) == ["a", "b", "c"]

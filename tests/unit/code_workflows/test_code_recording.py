@@ -1,4 +1,4 @@
-"""Histories as JSON, and code held against them."""
+"""Histories as JSON, and the replay of code against them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def recording() -> Recording:
     return started(reads, play, ["good", "bad"], b"\x01", mocks={fetch: mock})
 
 
-def test_a_history_survives_json_whatever_it_holds() -> None:
+def test_a_history_survives_json() -> None:
     whole = recording()
     text = whole.to_json()
     assert Recording.from_json(text) == whole
@@ -69,7 +69,7 @@ def test_every_kind_of_event_survives_json() -> None:
         "float": 1.5,
         "dict[str, int]": {"a": 1},
         "list[str]": ["a"],
-        "RunWanted": None,  # which is a matter of the leader, and stands in no recording
+        "RunWanted": None,  # only for the leader; no recording contains it
     }
     for kind in kinds:
         fields = {
@@ -106,7 +106,7 @@ def test_a_history_is_replayed_from_a_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_history_is_refused(text: str, message: str) -> None:
+def test_invalid_histories_are_rejected(text: str, message: str) -> None:
     with pytest.raises(InvalidWorkflow, match=message):
         Recording.from_json(text)
 
@@ -118,7 +118,7 @@ def changed(code: Any) -> Any:
     return app.workflow(name="reads")(code)
 
 
-def test_replay_names_the_place_and_shows_the_difference() -> None:
+def test_a_violation_names_the_place_and_shows_the_difference() -> None:
     async def code(ctx: WorkflowContext, keys: list[str], blob: bytes) -> None:
         await ctx.run("note", lambda: None)
         ctx.set("keyz", keys)
@@ -135,7 +135,7 @@ def test_replay_names_the_place_and_shows_the_difference() -> None:
 
 
 def passing(value: Any, *, child: bool = False) -> Any:
-    """Return code that passes a value to a task, or to a child."""
+    """Return code that passes a value to a task or to a child."""
     app = Orchestrator()
     app.task(name="fetch")(lambda value: value)
 
@@ -160,7 +160,7 @@ def passed(value: Any, *, child: bool = False) -> Recording:
 
 
 @pytest.mark.parametrize("child", [False, True])
-def test_replay_notices_other_arguments(child: bool) -> None:
+def test_replay_detects_different_arguments(child: bool) -> None:
     what = "child 1 inner" if child else "task 1 fetch"
     with pytest.raises(DeterminismViolation) as found:
         replay(passing({"amount": 2}, child=child), passed({"amount": 1}, child=child))
@@ -168,12 +168,12 @@ def test_replay_notices_other_arguments(child: bool) -> None:
     assert found.value.difference.splitlines()[-2:] == [f"-{what}", f"+{what}, with different arguments"]
 
 
-def test_the_order_of_sets_and_mappings_makes_no_difference() -> None:
+def test_the_order_of_sets_and_mappings_is_ignored() -> None:
     replay(passing({"a": 1, "b": {"x", "y"}}), passed({"b": {"y", "x"}, "a": 1}))
-    replay(passing({1: "a"}), passed({1: "b"}))  # keys that are no text have no order: not compared
+    replay(passing({1: "a"}), passed({1: "b"}))  # keys that are no strings have no order: not compared
 
 
-def test_histories_that_were_recorded_without_arguments_still_fit() -> None:
+def test_histories_without_argument_digests_still_replay() -> None:
     old = [
         Event(event.number, event.at, msgspec.structs.replace(event.what, digest=""))
         if isinstance(event.what, history.TaskScheduled)
@@ -186,7 +186,7 @@ def test_histories_that_were_recorded_without_arguments_still_fit() -> None:
     assert msgspec.msgpack.decode(short, type=history.TaskScheduled).digest == ""
 
 
-def test_replay_notices_code_that_ends_otherwise_or_not_at_all() -> None:
+def test_replay_detects_code_that_ends_differently_or_never() -> None:
     async def fails(ctx: WorkflowContext, keys: list[str], blob: bytes) -> None:
         raise WorkflowFailed("no")
 
@@ -199,13 +199,13 @@ def test_replay_notices_code_that_ends_otherwise_or_not_at_all() -> None:
         replay(changed(waits), recording())
 
 
-def test_an_open_history_is_replayed_as_far_as_it_goes() -> None:
+def test_an_open_history_is_replayed_up_to_its_last_event() -> None:
     whole = recording()
     part = Recording(whole.run_id, whole.events[:5])
     assert isinstance(replay(reads, part)[-1], commands.ScheduleTask)
 
 
-def test_a_test_finds_code_that_does_not_do_the_same_thing_twice() -> None:
+def test_a_workflow_test_detects_nondeterministic_code() -> None:
     app = Orchestrator()
     fetch = app.task(name="fetch")(lambda key: key)
     other = app.task(name="other")(lambda key: key)
@@ -223,7 +223,7 @@ def test_a_test_finds_code_that_does_not_do_the_same_thing_twice() -> None:
     started(moody, play, mocks={fetch: None})
 
 
-def test_a_failed_run_shows_where() -> None:
+def test_a_failed_run_shows_its_traceback() -> None:
     app = Orchestrator()
 
     @app.workflow(name="breaks")

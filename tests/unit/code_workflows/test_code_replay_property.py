@@ -1,4 +1,4 @@
-"""Random programs in random worlds: whatever is in memory, replay gives the same commands."""
+"""Random programs with random events: replay gives the same commands, with or without a cached run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 def fresh(events: list[Event]) -> tuple[list[Command], list[Command]]:
-    """Replay a history, or a part of it, in a new flow; return all its commands, and those that are new."""
+    """Replay a history, or a part of it, without a cache; return all commands, and the new commands."""
     flow = LiveRun(program, bytes(range(16)), LIMIT)
     trace = flow.commander.ledger.trace = []
     try:
@@ -37,21 +37,21 @@ def fresh(events: list[Event]) -> tuple[list[Command], list[Command]]:
 
 
 @examples(60)
-@example([("gather", [[("sleep", 0.5)]], False)], 43251)  # an end is refused
+@example([("gather", [[("sleep", 0.5)]], False)], 43251)  # an end is rejected
 @given(PROGRAMS, st.integers(0, 2**32))
 def test_replay_gives_the_same_commands_at_every_cut(steps: list[Any], seed: int) -> None:
     world = World(steps, seed)
     world.play()
 
-    # A workflow that was in memory, and one that is replayed from the history, answer the same events alike.
+    # A cached workflow and one that is replayed from the history answer the same events with the same commands.
     for turn in world.turns:
         _, batch = fresh(turn.shown)
         assert [history.record(command) for command in batch] == turn.batch
 
-    # Cut anywhere, between any two events, replay does the beginning of what it does with all of them.
+    # A replay of any prefix of the history gives a prefix of the commands of the whole history.
     whole, _ = fresh(world.run.history)
     timers = {command.id for command in whole if isinstance(command, commands.StartTimer)}
-    # But not from a fact at which it ended to the mark that refuses that: there it does what nobody has applied.
+    # Except from a fact at which the code ended to the marker that rejects that end: the commands were not applied.
     refused = {n for mark in world.run.history if (at := refused_at(mark)) for n in range(at, mark.number)}
     for length in sorted({*range(1, len(world.run.history) + 1)} - refused):
         part, _ = fresh(world.run.history[:length])
@@ -63,7 +63,7 @@ def test_replay_gives_the_same_commands_at_every_cut(steps: list[Any], seed: int
 
 
 def output_of(program: str, seed: str, given: str = "") -> str:
-    """Return what a program prints in a process with a hash seed, which is also its argument."""
+    """Return what a program prints in a process; the hash seed is also the program's argument."""
     return subprocess.run(
         [sys.executable, "-c", program, seed],
         input=given,
@@ -86,7 +86,7 @@ for steps, seed in json.load(sys.stdin):
 """
 
 
-def test_nothing_depends_on_addresses_or_hash_seeds() -> None:
+def test_histories_do_not_depend_on_addresses_or_hash_seeds() -> None:
     branches = [[["task", 1], ["sleep", 1]], [["timer", 0.5], ["task", 2]], [["signal"], ["operation", 3]]]
     steps = [["first", branches], ["as completed", branches], ["gather", branches, True], ["group", branches]]
     steps += [["first gathered", branches], ["tell", 1], ["signal"]]
@@ -132,6 +132,6 @@ asyncio.run(play())
 
 
 def test_sets_of_futures_have_the_same_order_in_every_process() -> None:
-    """Also of those that `asyncio.gather` returns; and sets among arguments have the same digest."""
+    """Also sets of the futures that `asyncio.gather` returns; and sets among arguments have the same digest."""
     outputs = {output_of(SETS, seed) for seed in ("0", "1", "2")}
     assert len(outputs) == 1

@@ -1,4 +1,4 @@
-"""Runs that are reset to an earlier event: what is kept, what is done again, what is said again."""
+"""Runs that are reset to an earlier event: what is kept, repeated and sent again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RATES = count(1)
 
 
 class Shop:
-    """Mocks that remember what they were asked for."""
+    """Mocks that record their arguments."""
 
     def __init__(self) -> None:
         self.paid: list[int] = []
@@ -60,7 +60,7 @@ class Shop:
         return f"parcel {len(self.shipped)}"
 
 
-async def to_the_end(run: TestedRun[list[Any]]) -> list[Any]:
+async def run_to_end(run: TestedRun[list[Any]]) -> list[Any]:
     await run.signal("remark", "quick!")
     await run.resolve("approval", "yes")
     await run.resolve("receipt", "here")
@@ -76,7 +76,7 @@ def number_of(run: TestedRun[Any], kind: type, last: bool = False) -> int:
     return found[-1 if last else 0]
 
 
-def test_what_ran_before_the_event_takes_the_old_branch_again() -> None:
+def test_a_reset_keeps_the_old_patch_branch_before_its_event() -> None:
     changed = False
     choices: list[bool] = []
 
@@ -102,7 +102,7 @@ async def child(ctx: WorkflowContext, seconds: float) -> str:
     return f"slept {seconds:g} s"
 
 
-def test_a_child_whose_end_the_code_waits_for_after_cancelling_it_is_not_started_again() -> None:
+def test_a_reset_does_not_restart_a_child_whose_cancel_is_awaited() -> None:
     @app.workflow(name="impatient")
     async def impatient(ctx: WorkflowContext) -> str:
         future = child.options(on_cancel="wait").schedule(60)
@@ -126,7 +126,7 @@ def test_a_child_whose_end_the_code_waits_for_after_cancelling_it_is_not_started
     started(impatient, then)
 
 
-def test_a_request_to_cancel_that_came_later_is_dropped() -> None:
+def test_a_reset_drops_a_later_request_to_cancel() -> None:
     shop = Shop()
 
     async def then(old: TestedRun[list[Any]], test: WorkflowTest) -> None:
@@ -134,17 +134,17 @@ def test_a_request_to_cancel_that_came_later_is_dropped() -> None:
         with pytest.raises(RunFailed):
             await old.result()
         new = await old.reset(number_of(old, history.PromiseCreated))
-        assert (await to_the_end(new))[2:4] == ["quick!", "yes"]
+        assert (await run_to_end(new))[2:4] == ["quick!", "yes"]
 
     started(order, then, mocks=shop.mocks)
 
 
-# -- what is refused
+# -- rejected resets
 
 
-def test_only_some_events_can_be_reset_to() -> None:
+def test_a_run_can_be_reset_only_to_certain_events() -> None:
     async def then(run: TestedRun[list[Any]], test: WorkflowTest) -> None:
-        await to_the_end(run)
+        await run_to_end(run)
         events = run.history.events
         last = len(events)
         assert kinds(run)[:9] == [
@@ -170,7 +170,7 @@ def test_only_some_events_can_be_reset_to() -> None:
 # -- the preview
 
 
-def test_the_preview_says_what_becomes_of_everything() -> None:
+def test_the_preview_of_a_reset_lists_the_fate_of_each_item() -> None:
     what: list[Any] = [
         history.RunStarted("w", 1, b""),
         history.ActivationApplied(1),
@@ -181,7 +181,7 @@ def test_the_preview_says_what_becomes_of_everything() -> None:
         history.PromiseCreated(2, b"4" * 16, "receipt"),
         history.ChildStarted(1, b"5" * 16, "mail", "mail", detached=True),
         history.TaskCompleted(b"1" * 16, b""),
-        # here it is cut
+        # the reset cuts the history here
         history.SignalReceived("remark", b""),
         history.SignalReceived("remark", b""),
         history.PromiseResolved(b"3" * 16, b""),

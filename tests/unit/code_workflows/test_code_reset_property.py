@@ -1,4 +1,4 @@
-"""Random programs in random worlds, reset to every event that they can be reset to."""
+"""Random programs with random events, reset to each event that allows it."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ random_programs = examples(40)
 
 
 def in_new(what: Any) -> bytes:
-    """Return a command, a record or a fact of the old run as the new one has it, encoded."""
+    """Encode a command, a record or a fact of the old run with the ids of the new run."""
     return ID.sub(lambda found: IDS.get(found[0], found[0]), msgspec.msgpack.encode(what))
 
 
 def taken_back(trace: Iterable[Command], reopened: set[bytes]) -> set[bytes]:
-    """Return the timers that leave no trace in the new run: commanded again, and cancelled before that has left."""
+    """Return the timers that leave no trace in the new run: started again, and cancelled before the start is sent."""
     return {one.id for one in trace if isinstance(one, commands.CancelTimer)} & reopened
 
 
 def lasting(trace: list[Command], timers: set[bytes]) -> list[Command]:
-    """Leave out all timers but these: whether one that is cancelled ever left depends on what came together."""
+    """Return the commands without other timers: batching decides whether a cancelled timer is ever sent."""
     return [one for one in trace if not isinstance(one, commands.StartTimer | commands.CancelTimer) or one.id in timers]
 
 
 def as_again(command: Command, taken: Mapping[bytes, float]) -> Command:
-    """Return a timer that was open as the new run asks for it: due when it was due."""
+    """Return the command of a reopened timer as the new run gives it: due at the original time."""
     if not isinstance(command, commands.StartTimer) or command.id not in taken:
         return command
     return msgspec.structs.replace(command, since=taken[command.id], is_again=True)
 
 
 def played(run_id: bytes, events: list[Event], more: Iterable[Event] = ()) -> tuple[list[Command], list[Command]]:
-    """Show a history to a new flow, then more events one by one; return all commands, and the first batch."""
+    """Replay a history in a new flow, then apply more events one by one; return all commands, and the first batch."""
     flow = LiveRun(program, run_id, LIMIT)
     trace = flow.commander.ledger.trace = []
     try:
@@ -73,7 +73,7 @@ def played(run_id: bytes, events: list[Event], more: Iterable[Event] = ()) -> tu
 
 @random_programs
 @given(PROGRAMS, st.integers(0, 2**32))
-def test_a_reset_run_does_what_the_old_one_did_and_goes_on_alike(steps: list[Any], seed: int) -> None:
+def test_a_reset_run_repeats_the_old_run_and_continues_alike(steps: list[Any], seed: int) -> None:
     world = World(steps, seed)
     world.play()
     events = world.run.history
@@ -86,7 +86,7 @@ def test_a_reset_run_does_what_the_old_one_did_and_goes_on_alike(steps: list[Any
         assert [one.number for one in begins.copy] == list(range(1, to + 2))
         assert preview(OLD, events, to) is not None
 
-        # Up to the event it commands the same, and what was open is in its first batch.
+        # Up to the event, the new run gives the same commands; its first batch has those that were open.
         before, unrecorded = played(OLD, events[:to])
         gone = taken_back(before, reopened)
         trace, batch = played(NEW, begins.copy)
@@ -99,8 +99,8 @@ def test_a_reset_run_does_what_the_old_one_did_and_goes_on_alike(steps: list[Any
             in_new(as_again(one, taken)) for one in again
         )
 
-        # If the same things happen after it, in the same order, the whole run is the same: its end, too. An end that
-        # the leader refused, because of messages that the code had not seen, is not refused here.
+        # With the same later events in the same order, the whole run is the same, also its end. An end that the leader
+        # rejected, because of messages that the code had not seen, is not rejected here.
         if any(isinstance(one.what, history.ActivationApplied) and one.what.ended for one in events[to:]):
             continue
         rest = [
@@ -120,14 +120,14 @@ def created(command: Command) -> bytes | None:
 
 @random_programs
 @given(PROGRAMS, st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 10**6), st.booleans())
-def test_a_reset_run_comes_to_an_end(steps: list[Any], seed: int, long: int, place: int, twice: bool) -> None:
+def test_a_reset_run_reaches_its_end(steps: list[Any], seed: int, long: int, place: int, twice: bool) -> None:
     world = World(steps, seed)
     world.go_on(long)
     for _ in range(1 + twice):
         possible = resets.allowed(world.run.history)
         world.reset(possible[place % len(possible)])
         world.go_on(long)
-    world.play(300)  # which asserts, turn by turn, that the code is never stuck
+    world.play(300)  # asserts, turn by turn, that the code is never stuck
     event("ended" if world.run.end is not None else "still open")
     assume(world.run.end is not None)
     replay(program, Recording(world.run.id, world.run.history))

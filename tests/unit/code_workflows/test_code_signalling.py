@@ -1,4 +1,4 @@
-"""What a workflow tells others: signals to other runs are commands, and everything else is refused."""
+"""Signals from a workflow to other runs are commands; other client calls inside a workflow are rejected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def listens(ctx: WorkflowContext, count: int) -> list[Any]:
     return heard
 
 
-def test_a_run_signals_another() -> None:
+def test_a_run_signals_another_run() -> None:
     assert played(listens, 3) == [{"done": 0}, {"done": 1}, {"done": 2}]
 
 
@@ -51,7 +51,7 @@ def sent(recording: Recording) -> list[history.SignalSent]:
     return [event.what for event in recording.events if isinstance(event.what, history.SignalSent)]
 
 
-def test_signals_are_records_that_replay_compares() -> None:
+def test_replay_compares_the_signals_that_a_run_sent() -> None:
     async def play(run: TestedRun[Any], _: WorkflowTest) -> Recording:
         await run.result()
         return run.history
@@ -79,7 +79,7 @@ def test_signals_are_records_that_replay_compares() -> None:
         replay(changed("progress", {"done": 77}), recording)
 
 
-def test_a_run_that_signals_itself_still_fits_after_a_reset() -> None:
+def test_a_run_that_signals_itself_replays_after_a_reset() -> None:
     own = Orchestrator()
 
     @own.workflow(name="talks_to_itself")
@@ -119,7 +119,7 @@ FORBIDDEN: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_nothing_else_is_told_or_asked_from_inside(name: str) -> None:
+def test_other_client_calls_inside_a_workflow_are_rejected(name: str) -> None:
     own = Orchestrator()
 
     @own.workflow(name="meddles")

@@ -1,4 +1,4 @@
-"""A test of a workflow finds out whether its code does the same thing twice: what it gives and shows, too."""
+"""A workflow test detects code whose values or answers differ on replay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.code_workflows.playing import played, started
 
 app = Orchestrator()
 fickle = itertools.count(1)
-"""What no replay repeats, and no guard sees."""
+"""Values that no replay repeats, and that no guard detects."""
 
 
 @app.workflow
@@ -47,12 +47,12 @@ async def wavering(ctx: WorkflowContext, where: str, rounds: int = 0) -> int:
         ("error", "end of the run"),
     ],
 )
-def test_a_value_that_differs_on_replay_is_found(where: str, what: str) -> None:
+def test_a_value_that_differs_on_replay_is_detected(where: str, what: str) -> None:
     with pytest.raises(DeterminismViolation, match=f"Value mismatch at {what}.*not in the history"):
         played(wavering, where)
 
 
-def test_an_answer_that_differs_on_replay_is_found() -> None:
+def test_an_answer_that_differs_on_replay_is_detected() -> None:
     async def ask(run: TestedRun[Any], _: WorkflowTest) -> None:
         await run.update("ask")
         await run.result()
@@ -61,7 +61,7 @@ def test_an_answer_that_differs_on_replay_is_found() -> None:
         started(wavering, ask, "answer")
 
 
-def test_a_deploy_may_change_values() -> None:
+def test_replay_accepts_changed_values_unless_exact() -> None:
     async def record(run: TestedRun[Any], _: WorkflowTest) -> None:
         with pytest.raises(DeterminismViolation):
             await run.result()
@@ -77,7 +77,7 @@ async def asks(ctx: WorkflowContext) -> str:
     return await ctx.promise("approval", type=str)
 
 
-def test_a_test_that_waits_for_nobody_is_told_where_the_code_waits() -> None:
+def test_a_workflow_test_names_the_line_where_the_code_waits() -> None:
     with pytest.raises(
         OrchestratorError, match=r"\(test_code_twice.py, line \d+, in asks: return await ctx.promise.*\)"
     ):

@@ -1,4 +1,4 @@
-"""Which updates and signals a workflow handles, read from its code; a misspelt one is refused before it is sent."""
+"""Updates and signals that a workflow handles are read from its code; misspelled names are rejected before sending."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def of_all_forms(ctx: WorkflowContext, limit: int) -> None:
     ctx.query(plain)
 
 
-async def without(ctx: WorkflowContext) -> None:
+async def without_handlers(ctx: WorkflowContext) -> None:
     await ctx.sleep(5)
 
 
@@ -66,35 +66,35 @@ async def reflected(ctx: WorkflowContext) -> None:
 def register(what: Any) -> None: ...
 
 
-@functools.wraps(without)
+@functools.wraps(without_handlers)
 async def wrapped(ctx: WorkflowContext) -> None:
     register(ctx)
 
 
-def test_names_are_read_where_all_of_them_stand_in_the_code() -> None:
+def test_update_names_are_read_from_the_code() -> None:
     assert update_names(of_all_forms) == frozenset({"plain", "checked", "later", "by_hand"})
-    assert update_names(without) == frozenset()
+    assert update_names(without_handlers) == frozenset()
 
 
 @pytest.mark.parametrize("function", [handed_on, by_value, made_up, kept, reflected, wrapped])
-def test_nothing_is_said_of_code_that_may_know_more(function: Callable[..., Any]) -> None:
+def test_update_names_are_unknown_if_the_code_may_register_more(function: Callable[..., Any]) -> None:
     assert update_names(function) is None
 
 
-def test_nothing_is_said_of_code_without_a_source() -> None:
+def test_update_names_are_unknown_without_source_code() -> None:
     found: dict[str, Any] = {}
     exec("async def nowhere(ctx): await ctx.sleep(1)", found)
     assert update_names(found["nowhere"]) is None
 
 
-def test_a_misspelt_update_is_refused_before_it_is_sent() -> None:
-    app = Orchestrator(Settings())  # which has neither Postgres nor Redis
+def test_a_misspelled_update_is_rejected_before_it_is_sent() -> None:
+    app = Orchestrator(Settings())  # has neither Postgres nor Redis
     order = app.workflow(name="order")(of_all_forms)
     handle: WorkflowHandle[Any] = WorkflowHandle(app._client, bytes(16), order._signature)
     with pytest.raises(InvalidTask, match=r"answers no update 'chekced'\. Did you mean 'checked'\? It answers: "):
         handle.update("chekced", 5)
 
-    app.workflow(name="order", version=2)(without)
+    app.workflow(name="order", version=2)(without_handlers)
     with pytest.raises(InvalidTask, match="It answers: by_hand, checked, later, plain"):
         handle.update("chekced", 5)
     app.workflow(name="order", version=3)(handed_on)
@@ -102,7 +102,7 @@ def test_a_misspelt_update_is_refused_before_it_is_sent() -> None:
         handle.update("chekced", 5)
 
 
-def test_a_test_is_told_too() -> None:
+def test_a_workflow_test_rejects_a_misspelled_update() -> None:
     async def play(run: TestedRun[None], _: WorkflowTest) -> None:
         with pytest.raises(InvalidTask, match="answers no update 'chekced'"):
             await run.update("chekced", 5)
@@ -166,26 +166,26 @@ def signals_of(kind: type) -> frozenset[str] | None:
     return signal_names(function_of(kind))
 
 
-def test_a_class_takes_the_signals_of_its_methods_alone() -> None:
+def test_a_class_handles_only_the_signals_of_its_methods() -> None:
     assert signals_of(Closed) == frozenset({"pay"})
     assert signals_of(AsData) == frozenset()
     assert signals_of(Inherits) == frozenset({"more"})
 
 
 @pytest.mark.parametrize("kind", [Asks, HandsOn, HandsItselfOn, AtOnce])
-def test_a_class_may_take_any_signal_if_its_context_is_used_for_that_or_handed_on(kind: type) -> None:
+def test_a_class_that_uses_or_passes_on_its_context_may_handle_any_signal(kind: type) -> None:
     assert signals_of(kind) is None
-    assert signal_names(without) is None
+    assert signal_names(without_handlers) is None
 
 
-def test_a_class_without_a_source_that_can_be_read_may_take_any_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_without_readable_source_may_handle_any_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (OSError(), TokenError(), UnicodeDecodeError("utf-8", b"", 0, 1, "")):
         monkeypatch.setattr(inspect, "getsource", Mock(side_effect=error))
         assert signals_of(Closed) is None
 
 
-def test_a_misspelt_signal_is_refused_before_it_is_sent() -> None:
-    app = Orchestrator(Settings())  # which has neither Postgres nor Redis
+def test_a_misspelled_signal_is_rejected_before_it_is_sent() -> None:
+    app = Orchestrator(Settings())  # has neither Postgres nor Redis
     app.workflow(name="closed")(Closed)
     order = Closed.run
     handle: WorkflowHandle[Any] = WorkflowHandle(app._client, bytes(16), order._signature)
@@ -199,12 +199,12 @@ def test_a_misspelt_signal_is_refused_before_it_is_sent() -> None:
     ):
         with pytest.raises(UnknownHandler, match=said):
             send()
-    app.workflow(name="closed", version=2)(without)
+    app.workflow(name="closed", version=2)(without_handlers)
     with pytest.raises(Exception, match="_url is not set"):
         handle.signal("pya", 5)
 
 
-def test_a_test_is_told_of_signals_too() -> None:
+def test_a_workflow_test_rejects_a_misspelled_signal() -> None:
     async def play(run: TestedRun[int], _: WorkflowTest) -> None:
         with pytest.raises(UnknownHandler, match="has no handler for signal 'pya'"):
             await run.signal("pya", 5)

@@ -1,4 +1,4 @@
-"""What Temporal's samples show, as workflows of this project: messages and updates.
+"""Temporal's samples of messages and updates, as workflows of this project.
 
 `message_passing/introduction`, `safe_message_handlers`, and `waiting_for_handlers` with its compensating variant;
 `resource_pool` and `batch_sliding_window` are in `test_batch_samples_of_temporal.py`.
@@ -69,7 +69,7 @@ class Greeting:
 
     @workflow.update
     async def fetch_language(self, language: str) -> str:
-        async with self.lock:  # one at a time, in the order in which they came
+        async with self.lock:  # one at a time, in order of arrival
             if language not in self.greetings:
                 found = await greeting_in.schedule(language)
                 if found is None:
@@ -79,7 +79,7 @@ class Greeting:
             return before
 
 
-def test_introduction() -> None:
+def test_the_introduction_sample_handles_queries_updates_and_signals() -> None:
     async def play(run: TestedRun[str], test: WorkflowTest) -> str:
         assert await run.query(Greeting.languages) == ["de", "en"]
         assert await run.query(Greeting.languages, include_unsupported=True) == ["de", "en", "tlh"]
@@ -160,7 +160,7 @@ class Cluster:
         if self.shut_down:
             raise WorkflowFailed("the cluster shuts down")
         async with self.lock:
-            if job not in self.state.jobs:  # a client may ask twice
+            if job not in self.state.jobs:  # a client may send the update twice
                 free = [node for node, owner in self.state.nodes.items() if owner is None][:count]
                 if len(free) < count:
                     raise WorkflowFailed(f"{count} nodes are wanted, and {len(free)} are free")
@@ -170,7 +170,7 @@ class Cluster:
             return self.state.jobs[job]
 
 
-def test_safe_message_handlers() -> None:
+def test_the_safe_message_handlers_sample_assigns_each_node_once() -> None:
     async def play(run: TestedRun[int], test: WorkflowTest) -> int:
         early = await run.start_update(Cluster.assign, "a", 2)  # waits until the cluster has started
         await run.signal(Cluster.start)
@@ -224,7 +224,7 @@ class Waiting:
 
 @pytest.mark.parametrize("how", ["success", "failure", "cancel"])
 @pytest.mark.parametrize("outcome", ["paid", "undone"])
-def test_waiting_for_handlers(how: str, outcome: str) -> None:
+def test_a_run_waits_for_its_handlers_however_it_ends(how: str, outcome: str) -> None:
     undone: list[int] = []
 
     async def play(run: TestedRun[str], test: WorkflowTest) -> str:
@@ -243,7 +243,7 @@ def test_waiting_for_handlers(how: str, outcome: str) -> None:
     assert undone == ([] if outcome == "paid" else [7])
 
 
-def test_a_run_that_does_not_wait_drops_its_handlers() -> None:
+def test_a_run_that_does_not_wait_drops_open_updates() -> None:
     @app.workflow(name="impatient")
     class Impatient:
         def __init__(self, ctx: WorkflowContext) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong with a flow is told all at once, with its node and its line."""
+"""The checks of flows report all flaws at once, each with its node and line."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_each_flaw_names_its_node_and_line(text: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(("levels", "fits"), [(15, True), (16, False)])
-def test_keys_of_subflows_in_each_other_fit_an_index_together(levels: int, fits: bool) -> None:
+def test_nested_subflow_keys_are_limited_in_total_length(levels: int, fits: bool) -> None:
     key = "é" * 64
     flow: dict[str, Any] = {"start": key, "nodes": {key: {"kind": "approval"}}}
     for _ in range(levels - 1):
@@ -164,7 +164,7 @@ def test_keys_of_subflows_in_each_other_fit_an_index_together(levels: int, fits:
             reading.from_data(flow)
 
 
-def test_an_edge_that_no_run_ever_takes_does_no_harm_where_others_lead_to_its_node() -> None:
+def test_an_untaken_edge_is_allowed_if_other_edges_lead_to_its_node() -> None:
     text = (
         "start: a\nnodes:\n  a: {service: s, post: {action_static: go}}\n  b: {service: s}\nedges:\n"
         "- {from: a, action: go, to: b}\n- {from: a, action: stop, to: b}\n- {from: b, action: retry, to: a}"
@@ -172,14 +172,14 @@ def test_an_edge_that_no_run_ever_takes_does_no_harm_where_others_lead_to_its_no
     assert len(reading.loads(text).edges) == 3
 
 
-def test_who_cannot_look_for_other_flows_takes_them_for_there() -> None:
+def test_subflows_are_assumed_to_exist_without_a_lookup() -> None:
     text = "start: a\nnodes: {a: {kind: subflow, subflow: {flow: gone, version: 3}}}"
     found = reading.loads(text).nodes["a"].subflow
     assert found is not None
     assert (found.flow, found.version) == ("gone", 3)
 
 
-def test_everything_is_told_at_once(tmp_path: Path) -> None:
+def test_all_flaws_are_reported_at_once(tmp_path: Path) -> None:
     file = tmp_path / "flow.yaml"
     file.write_text("start: a\nnodes:\n  a: {kind: timer}\n  b: {kind: nothing}\n")
     with pytest.raises(InvalidWorkflow) as caught:
@@ -187,8 +187,8 @@ def test_everything_is_told_at_once(tmp_path: Path) -> None:
     assert [line.split(": ")[0].rpartition(":")[2] for line in str(caught.value).splitlines()] == ["3", "4", "4"]
 
 
-def test_of_very_many_flaws_the_first_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each node that is not there is compared with a thousand others: a file of ten thousand took minutes."""
+def test_only_the_first_of_very_many_flaws_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each missing node is compared with a thousand names: a file of ten thousand took minutes."""
     looked: list[str] = []
 
     def looking(name: str, _: object) -> str:
@@ -207,7 +207,7 @@ def test_of_very_many_flaws_the_first_are_told(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("name", ["case{}", "other{}"], ids=["each taken", "none taken"])
-def test_edges_of_a_choice_with_thousands_of_cases_are_checked_in_linear_time(name: str) -> None:
+def test_edges_of_a_choice_are_checked_in_linear_time(name: str) -> None:
     many = range(4_000)
     cases = [{"action": f"case{number}", "expr": {"eq": ["$shared.x", number]}} for number in many]
     edges = [{"from": "a", "action": name.format(number), "to": "b"} for number in many]
@@ -218,7 +218,7 @@ def test_edges_of_a_choice_with_thousands_of_cases_are_checked_in_linear_time(na
     assert found == []
 
 
-def test_fields_that_are_empty_are_as_good_as_left_out() -> None:
+def test_empty_fields_equal_omitted_fields() -> None:
     text = (
         '{"start": "a", "nodes": {"a": {"kind": "executor", "service": "s", "func": "", "script": null, "prep": {}}}}'
     )
@@ -226,7 +226,7 @@ def test_fields_that_are_empty_are_as_good_as_left_out() -> None:
     assert reading.loads(text) == bare
 
 
-def test_the_builder_gives_the_same_as_a_file() -> None:
+def test_the_builder_gives_the_same_flow_as_a_file() -> None:
     graph = FlowGraph("price")
     graph.executor("price", run="price", input="$params.items", output="total", to="large")
     graph.choice("large", cases={"ask": {"gt": ["$shared.total", 1000]}}, to={"ask": "ask", "default": "ship"})

@@ -1,4 +1,4 @@
-"""The operators of choices against Python's own, and paths."""
+"""The operators of choices compared with Python's own, and paths."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def names(one: Any, other: Any) -> Names:
 
 
 @given(st.sampled_from(sorted(COMPARED)), st.one_of(st.tuples(NUMBERS, NUMBERS), st.tuples(TEXTS, TEXTS)))
-def test_numbers_and_texts_are_compared_as_python_does(name: str, values: tuple[Any, Any]) -> None:
+def test_numbers_and_strings_are_compared_as_in_python(name: str, values: tuple[Any, Any]) -> None:
     assert evaluate({name: ["$params.a", "$shared.b"]}, names(*values)) is COMPARED[name](*values)
 
 
 @given(PLAIN, st.lists(PLAIN, max_size=4))
-def test_in_and_contains_are_each_others_mirror(item: Any, items: list[Any]) -> None:
+def test_contains_is_in_with_swapped_operands(item: Any, items: list[Any]) -> None:
     both = names(item, items)
     found = evaluate({"in": ["$params.a", "$shared.b"]}, both)
     assert found is evaluate({"contains": ["$shared.b", "$params.a"]}, both)
@@ -50,7 +50,7 @@ def test_in_and_contains_are_each_others_mirror(item: Any, items: list[Any]) -> 
 
 
 @given(PLAIN, PLAIN)
-def test_nothing_is_compared_with_another_kind(one: Any, other: Any) -> None:
+def test_values_of_different_types_are_neither_equal_nor_ordered(one: Any, other: Any) -> None:
     kinds = [
         bool if isinstance(value, bool) else float if isinstance(value, int) else type(value) for value in (one, other)
     ]
@@ -61,7 +61,7 @@ def test_nothing_is_compared_with_another_kind(one: Any, other: Any) -> None:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=5))
-def test_and_or_and_not(values: list[bool]) -> None:
+def test_and_or_and_not_combine_conditions(values: list[bool]) -> None:
     given = [{"eq": [value, True]} for value in values]
     nothing = Names({}, {})
     assert evaluate({"and": given}, nothing) is all(values)
@@ -69,7 +69,7 @@ def test_and_or_and_not(values: list[bool]) -> None:
     assert evaluate({"not": {"and": given}}, nothing) is not all(values)
 
 
-def test_exists_is_about_what_is_not_null() -> None:
+def test_exists_is_true_for_any_value_except_null() -> None:
     here = Names({"a": None, "b": 0}, {}, "given")
     found = [evaluate({"exists": path}, here) for path in ("$params.a", "$params.b", "$shared.b", "$input")]
     assert found == [False, True, False, True]
@@ -88,17 +88,17 @@ def test_exists_is_about_what_is_not_null() -> None:
         ("a b", None),
     ],
 )
-def test_paths(path: str, value: Any) -> None:
+def test_paths_resolve_to_values(path: str, value: Any) -> None:
     assert find(path, Names({"a": {"b": [{"c": 1}]}}, {"x": [1, [2]]}, 5)) == value
 
 
 @pytest.mark.parametrize("path", ["", "$other.x", "$paramsx", "a..b", "a[x]", "a[-1]", "a]", "$", "a[0]b", "a."])
-def test_paths_that_cannot_be_read(path: str) -> None:
+def test_invalid_paths_are_rejected(path: str) -> None:
     with pytest.raises(ExpressionError, match="Path"):
         parse(path)
 
 
-def test_what_is_written_changes_nobody_elses_data() -> None:
+def test_write_does_not_change_data_held_elsewhere() -> None:
     params = {"order": {"id": 1}}
     shared: dict[str, Any] = {"order": params["order"]}
     write(shared, "$shared.order.total", 5)
@@ -128,6 +128,6 @@ def test_what_is_written_changes_nobody_elses_data() -> None:
         ({"not": {"gt": 1}}, "gt takes a list of two"),
     ],
 )
-def test_wrong_expressions(expr: Any, words: str) -> None:
+def test_invalid_expressions_name_the_problem(expr: Any, words: str) -> None:
     (found,) = problems(expr)
     assert words in found

@@ -1,4 +1,4 @@
-"""The planner of flows against an interpreter that takes them literally, and each of its rules."""
+"""The flow planner compared with a naive interpreter, and each of its rules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def flows(draw: st.DrawFn) -> dict[str, Any]:
 @examples(120)
 @given(flows(), st.integers(0, 1_000), st.sampled_from(get_args(Rule)))
 @pytest.mark.slow
-def test_it_comes_to_what_the_interpreter_says(plain: dict[str, Any], seed: int, rule: Rule) -> None:
+def test_the_planner_agrees_with_the_interpreter(plain: dict[str, Any], seed: int, rule: Rule) -> None:
     flow = from_plain(plain)
     naive = Interpreter(service, MOST, rule)
     expected: dict[str, Any] | None
@@ -78,7 +78,7 @@ def test_a_loop_of_ten_thousand_steps_keeps_its_state_small() -> None:
     assert driver.largest < 300
 
 
-def test_a_loop_that_never_waits_lets_others_have_their_turn() -> None:
+def test_a_loop_that_never_waits_yields_to_other_runs() -> None:
     spin = {"kind": "choice", "choice_cases": [{"action": "on", "expr": {"ne": ["$params.stop", True]}}]}
     driver = Driver(flow_of({"spin": spin}, [("spin", "on", "spin")], max_steps=1_000), {}, echo)
     driver.tell(commands.Begun())
@@ -100,7 +100,7 @@ def test_a_loop_that_never_waits_lets_others_have_their_turn() -> None:
         (0, "rejected"),
     ],
 )
-def test_what_is_decided_is_an_action(value: Any, action: str) -> None:
+def test_a_decision_becomes_the_action_of_its_approval(value: Any, action: str) -> None:
     for post in ({}, {"action_key": "approval"}):
         node = {"kind": "approval", "params": {"approval_key": "$shared.ok"}, "post": post}
         driver = Driver(flow_of({"ask": node}), {}, echo)
@@ -110,7 +110,7 @@ def test_what_is_decided_is_an_action(value: Any, action: str) -> None:
         assert driver.visits[-1].output == {"approval": value, "by": "ann", "at": 1_000.0, "why": "because"}
 
 
-def test_a_result_that_cannot_stand_where_it_is_to_be_written_fails_its_node_and_no_leader() -> None:
+def test_a_result_that_cannot_be_written_fails_only_its_node() -> None:
     v = {"service": "echo", "prep": {"input_key": "$params.val"}, "post": {"output_key": "v"}}
     inner = {"start": "x", "nodes": {"x": {"service": "echo"}}}
     execs = [{"service": "echo", "post": {"output_key": "v.w"}}, {"service": "echo"}]
@@ -136,7 +136,9 @@ AFTER = {"kind": "executor", "service": "echo", "prep": {"input_key": "$params.v
         ({**WAIT, "failure_strategy": "continue"}, [("wait", "default", "after")], None, {"x": 1}),
     ],
 )
-def test_a_wait_whose_time_is_up(node: dict[str, Any], edges: Any, error: str | None, shared: Any) -> None:
+def test_a_wait_that_times_out_takes_an_edge_or_fails(
+    node: dict[str, Any], edges: Any, error: str | None, shared: Any
+) -> None:
     nodes = {"wait": node, "after": AFTER} if edges else {"wait": node}
     driver = Driver(flow_of(nodes, edges), {"val": 1}, echo)
     state = driver.run()
@@ -146,7 +148,7 @@ def test_a_wait_whose_time_is_up(node: dict[str, Any], edges: Any, error: str | 
 
 @pytest.mark.parametrize("value", [True, 0, "", [], {"n": 1}])
 @pytest.mark.parametrize("early", [True, False])
-def test_any_value_but_null_ends_a_wait_also_one_that_came_before(value: Any, early: bool) -> None:
+def test_any_signal_value_except_null_ends_a_wait_early_or_late(value: Any, early: bool) -> None:
     inner = {"start": "w", "nodes": {"w": {**WAIT, "post": {"output_key": "got"}}}}
     driver = Driver(flow_of({"s": {"kind": "subflow", "subflow": inner, "post": {"output_key": "s"}}}), {}, echo)
     flag = commands.Signalled("flag", value)
@@ -159,7 +161,7 @@ def test_any_value_but_null_ends_a_wait_also_one_that_came_before(value: Any, ea
     assert driver.timers == {}
 
 
-def test_a_signal_that_is_consumed_is_asked_for_again() -> None:
+def test_a_consumed_signal_is_awaited_again_by_the_next_node() -> None:
     node = {"kind": "approval", "params": {"approval_key": "$shared.ok", "consume": True}}
     driver = Driver(flow_of({"a": node, "b": node}, [("a", "approved", "b")]), {}, echo)
     driver.tell(commands.Begun())
@@ -171,7 +173,7 @@ def test_a_signal_that_is_consumed_is_asked_for_again() -> None:
     ("key", "params", "action"),
     [("way", {}, "left"), ("$shared.way", {}, "left"), ("$params.way", {"way": "on"}, "on"), ("gone", {}, "else")],
 )
-def test_a_choice_without_a_case_takes_its_action_from_the_shared_state(
+def test_a_choice_without_cases_takes_its_action_from_shared_state(
     key: str, params: dict[str, Any], action: str
 ) -> None:
     route = {"kind": "executor", "service": "s", "prep": {"input_key": "$params.word"}, "post": {"output_key": "way"}}
@@ -182,7 +184,7 @@ def test_a_choice_without_a_case_takes_its_action_from_the_shared_state(
     assert [visit.action for visit in driver.visits] == ["default", action]
 
 
-def test_the_timer_of_an_earlier_wait_ends_no_later_one() -> None:
+def test_the_timer_of_an_earlier_wait_does_not_end_a_later_wait() -> None:
     node = {"kind": "wait_event", "params": {"signal_key": "$shared.flag", "timeout_ms": 500, "consume": True}}
     driver = Driver(flow_of({"a": node, "b": node}, [("a", "default", "b")]), {}, echo)
     driver.tell(commands.Begun())
@@ -192,7 +194,7 @@ def test_the_timer_of_an_earlier_wait_ends_no_later_one() -> None:
     assert (driver.state.cursor, driver.end, len(driver.timers)) == ("b", None, 1)
 
 
-def test_a_subflow_is_tried_again_as_a_whole() -> None:
+def test_a_subflow_is_retried_as_a_whole() -> None:
     inner = {"start": "a", "nodes": {"a": {"service": "bad"}}}
     flow = flow_of({"s": {"kind": "subflow", "subflow": inner, "max_retries": 2, "wait_ms": 10}})
     driver = Driver(flow, {}, echo)
@@ -205,7 +207,7 @@ def test_a_subflow_is_tried_again_as_a_whole() -> None:
     ]
 
 
-def test_executors_of_branches_items_and_nodes_of_subflows() -> None:
+def test_branches_items_and_subflow_nodes_can_have_their_own_executors() -> None:
     seen: list[tuple[str, Any, Any]] = []
 
     def note(name: str, value: Any, params: dict[str, Any]) -> Any:
@@ -244,7 +246,7 @@ def test_executors_of_branches_items_and_nodes_of_subflows() -> None:
     assert seen[5][1:] == (1, 7)
 
 
-def test_what_comes_late_or_twice_changes_nothing() -> None:
+def test_late_and_duplicate_events_change_nothing() -> None:
     node = {"kind": "parallel", "parallel_services": ["bad", "slow"], "parallel_mode": "concurrent"}
     driver = Driver(flow_of({"p": node}), {}, echo)
     driver.tell(commands.Begun())
@@ -265,7 +267,7 @@ def test_what_comes_late_or_twice_changes_nothing() -> None:
         assert driver.planner(driver.state).handle(event) == [], "it ends once"
 
 
-def test_parameters_of_a_run_do_not_decide_its_approvals_nor_how_long_they_wait() -> None:
+def test_run_parameters_do_not_decide_approvals_or_timeouts() -> None:
     flow = flow_of(
         {"ask": {"kind": "approval"}, "nap": {"kind": "timer", "params": {"delay_ms": 5_000}}},
         [("ask", "default", "nap")],
@@ -278,7 +280,7 @@ def test_parameters_of_a_run_do_not_decide_its_approvals_nor_how_long_they_wait(
 
 
 @pytest.mark.parametrize("signal", ["ask", "legal/ask"])
-def test_a_decision_is_for_one_approval_and_not_for_all_of_its_name(signal: str) -> None:
+def test_a_decision_applies_to_one_approval_only(signal: str) -> None:
     ask = {"kind": "subflow", "subflow": {"start": "ask", "nodes": {"ask": {"kind": "approval"}}}}
     nodes = {name: {**ask, "post": {"output_key": name}} for name in ("legal", "finance")}
     driver = Driver(flow_of(nodes, [("legal", "default", "finance")]), {}, echo)
@@ -292,7 +294,7 @@ def test_a_decision_is_for_one_approval_and_not_for_all_of_its_name(signal: str)
     assert driver.end == commands.End(None)
 
 
-def test_a_decision_that_comes_before_its_subflow_counts_there() -> None:
+def test_a_decision_before_the_start_of_its_subflow_is_kept() -> None:
     ask = {"kind": "subflow", "subflow": {"start": "ask", "nodes": {"ask": {"kind": "approval"}}}}
     driver = Driver(flow_of({"a": {**ask, "post": {"output_key": "a"}}}), {}, echo)
     driver.tell(commands.Signalled("a/ask", "yes"))
@@ -300,7 +302,7 @@ def test_a_decision_that_comes_before_its_subflow_counts_there() -> None:
     assert (driver.end, driver.state.shared) == (commands.End(None), {"a": {"ask": "yes"}})
 
 
-def test_signals_that_are_consumed_are_seen_in_order_each_once() -> None:
+def test_consumed_signals_are_received_once_and_in_order() -> None:
     wait = {
         "kind": "wait_event",
         "params": {"signal_key": "$shared.item", "consume": True},
@@ -325,7 +327,7 @@ def test_signals_that_are_consumed_are_seen_in_order_each_once() -> None:
     assert driver.state.queued == {}
 
 
-def test_a_retry_does_not_call_again_what_had_ended_well() -> None:
+def test_a_retry_does_not_repeat_successful_calls() -> None:
     node = {"kind": "foreach", "service": "s", "prep": {"input_key": "$params.items"}, "post": {"output_key": "out"}}
     node |= {"parallel_mode": "concurrent", "failure_strategy": "collect_errors"}
     seen: list[Any] = []
@@ -349,7 +351,7 @@ def test_a_retry_does_not_call_again_what_had_ended_well() -> None:
 
 
 @pytest.mark.slow
-def test_the_items_of_a_list_are_given_without_the_list_and_large_parameters_to_few_at_once() -> None:
+def test_item_calls_omit_the_list_and_large_parameters_limit_concurrency() -> None:
     node = {"kind": "foreach", "service": "s", "prep": {"input_key": "$params.items"}, "parallel_mode": "concurrent"}
     driver = Driver(flow_of({"f": node}), {"items": ["y" * 1_000] * 700, "rate": 3}, echo)
     driver.tell(commands.Begun())
@@ -374,4 +376,4 @@ def test_a_function_is_given_the_parameters_that_it_takes() -> None:
         assert [call.params for call in driver.calls.values()] == expected
     driver = Driver(msgspec.structs.replace(flow, takes={"f": ("input", "params")}), params, echo)
     driver.tell(commands.Begun())
-    assert [[*call.params] for call in driver.calls.values()] == [["rate", "all"]]  # one after the other
+    assert [[*call.params] for call in driver.calls.values()] == [["rate", "all"]]  # one call at a time

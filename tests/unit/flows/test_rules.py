@@ -1,4 +1,4 @@
-"""What follows a failed node, which parameters a flow has, and what other schedulers would make of it."""
+"""What follows a failed node, which parameters a flow has, and how other schedulers would run it differently."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shop(*edges: tuple[str, str, str], **said: Any) -> dict[str, Any]:
 
 
 def visited(plain: dict[str, Any] | Flow, rule: Rule) -> tuple[list[str], bool]:
-    """Return where a run goes whose charge is declined, and whether it succeeds."""
+    """Return the path of a run whose charge is declined, and whether the run succeeds."""
 
     def serve(name: str, _given: Any, _params: Any) -> Any:
         if name == "bad":
@@ -54,13 +54,15 @@ SHIPS = ("charge", "default", "ship")
         ("default", shop(), ["charge"], False),
     ],
 )
-def test_a_failed_node(rule: Rule, plain: dict[str, Any], path: list[str], succeeds: bool) -> None:
+def test_a_failed_node_follows_its_rule_and_edges(
+    rule: Rule, plain: dict[str, Any], path: list[str], succeeds: bool
+) -> None:
     assert visited(plain, rule) == (path, succeeds)
 
 
 @pytest.mark.parametrize("own", ["default", "fail"])
 @pytest.mark.parametrize("rule", ["default", "fail"])
-def test_a_flow_that_stands_in_another_keeps_the_rule_of_its_version(own: Rule, rule: Rule) -> None:
+def test_a_subflow_keeps_the_failure_rule_of_its_version(own: Rule, rule: Rule) -> None:
     deep = {"kind": "subflow", "subflow": {**shop(SHIPS), "flow": "deep", "version": 7}, "on_error": "continue"}
     inner = {**shop(SHIPS), "flow": "shop", "version": 3}
     inner["nodes"]["ship"] = deep
@@ -97,12 +99,12 @@ TAKES = {"price": ("input", "items"), "any": ("params",), "ship": ("amount", "in
         ({"kind": "parallel"}, None),
     ],
 )
-def test_the_parameters_of_a_flow(node: dict[str, Any], names: set[str] | None) -> None:
+def test_the_parameters_of_a_flow_are_derived_from_its_nodes(node: dict[str, Any], names: set[str] | None) -> None:
     flow = from_plain({"start": "a", "nodes": {"a": node}, "takes": TAKES})
     assert parameters(flow) == names
 
 
-def test_what_others_would_make_of_a_flow() -> None:
+def test_differences_from_other_schedulers_are_named() -> None:
     assert differences(from_plain(shop())) == []
     flow = from_plain({**shop(SHIPS, ("ship", "error", ""), queue="slow"), "max_steps": 9})
     failing, edges, keys = differences(flow)

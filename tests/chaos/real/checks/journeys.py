@@ -78,7 +78,7 @@ def _sent_messages(arena: Arena) -> dict[tuple[str, str, str], list[int]]:
 def _check_success(
     run: dict[str, Any], width: int | None, steps: dict[str, set[str]], ended: dict[str, Any]
 ) -> Iterator[str]:
-    """Check that all steps ran, no others ran, and their results equal the returned ones."""
+    """Check that exactly the expected steps ran, and that the run returned their results."""
     result = value_of(run["result"])
     expected = {f"beside-{number}" for number in range(result["width"] if width is None else width)} | {*ROW, *LEG}
     tokens = result["tokens"]
@@ -91,7 +91,7 @@ def _check_success(
 
 
 def _check_received(run: dict[str, Any], sent: dict[tuple[str, str, str], list[int]]) -> Iterator[str]:
-    """Check that messages sent before the promise was resolved were received once and in order, and no others."""
+    """Check that a run received each message sent before its answer once and in order, and no unsent message."""
     result = value_of(run["result"])
     received = {"signal": result["heard"], "update": result["added"], "answer": [result["answer"]]}
     first_answer = min(sent["saying", "answer", run["id"]])  # may be effective although its sender got an error

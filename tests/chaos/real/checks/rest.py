@@ -25,7 +25,7 @@ def wait_for_rest(arena: Arena, timeout: float) -> list[str]:
         try:
             remaining = [*_check_rest(arena), *_check_streams(arena)]
         except psycopg2.OperationalError as error:
-            remaining = [f"Postgres cannot be asked: {error}"]  # it is starting
+            remaining = [f"Postgres cannot be asked: {error}"]  # Postgres is starting
         if not remaining or time.monotonic() > deadline:
             return remaining
         append(arena.folder / "left", f"{time.monotonic() - began:7.2f}", remaining[-1])  # explains slow rests
@@ -51,7 +51,7 @@ def _check_streams(arena: Arena) -> Iterator[str]:
             if kind in ("events", "queue") and f":{kind}:{generation}" not in key:
                 yield f"a stream of an older generation than {generation} is left: {key}"
             if kind == "queue":
-                with suppress(ResponseError):  # it was just deleted
+                with suppress(ResponseError):  # the stream was just deleted
                     for group in redis.xinfo_groups(key):
                         if group["pending"]:
                             yield f"{group['pending']} entries of {key} are pending"

@@ -27,7 +27,7 @@ def check_runs(arena: Arena) -> Iterator[str]:
         counted = Counter({status: run[status] for status in _ENDED})
         recount = recounts[run["id"]]
         if run["flow"]:
-            recount[run["status"]] += run["started_at"] is not None  # the run itself
+            recount[run["status"]] += run["started_at"] is not None  # a flow counts its run, too
         uncreated = (
             counted - recount if run["workflow"] is not None and not run["code"] and not run["flow"] else Counter()
         )

@@ -35,7 +35,7 @@ def postgres_failover(arena: Arena, pick: Random) -> Iterator[str]:
 
 @fault
 def redis_restart(arena: Arena, pick: Random) -> Iterator[str]:
-    """Crash Redis; it restarts with the data of its append-only file, which may be older than the last start."""
+    """Crash Redis; it restarts with its append-only file, outdated if Redis last ran without persistence."""
     with redis_down(arena.services, persistence=True):
         yield "Redis killed; it comes back with its log"
 
@@ -64,6 +64,6 @@ def redis_full(arena: Arena, pick: Random) -> Iterator[str]:
                     redis.append(_FILLER, b"\0" * (_ROOM // 8))
             yield "Redis filled to its maxmemory"
         finally:
-            with suppress(RedisError):  # it has restarted, and has no limit
+            with suppress(RedisError):  # Redis has restarted, and has no limit
                 redis.config_set("maxmemory", 0)
                 redis.delete(_FILLER)

@@ -26,7 +26,7 @@ def dag(client: Client) -> None:
 
 @load(weight=3)
 def flow(client: Client) -> None:
-    """Start a flow; `outsider.py` sends its signals."""
+    """Start a flow; `outsider.py` approves it."""
     client.started(app.flows["errands"].start(items=[*range(client.random.randint(0, 6))]))
 
 

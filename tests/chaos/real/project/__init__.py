@@ -11,7 +11,7 @@ pulls.py        a task that is pulled over HTTP
 releases.py     tasks and workflows that only one release of the application knows
 """
 
-from tests.chaos.real.project import (  # noqa: F401  # noqa: F401  # each module registers its tasks
+from tests.chaos.real.project import (  # noqa: F401  # each module registers its tasks
     callbacks,
     clockwork,
     flows,

@@ -23,7 +23,7 @@ class Unlucky(Exception):
 
 @contextmanager
 def written_down(context: TaskContext) -> Iterator[None]:
-    """Record the start and the end of a task, whatever ends it."""
+    """Record the start and the end of an execution, however it ends."""
     path = os.environ[LOG]
     attempt = (context.task_id, context.attempt, os.getpgrp(), os.getpid())
     append(path, "begin", *attempt, time.monotonic())
@@ -44,7 +44,7 @@ def token(context: TaskContext) -> str:
 
 
 def spend(seconds: float) -> None:
-    """Sleep in slices, so that an order to stop can interrupt."""
+    """Sleep in short slices, so that the worker can interrupt the task."""
     until = time.monotonic() + seconds
     while (remaining := until - time.monotonic()) > 0:
         time.sleep(min(_SLICE, remaining))

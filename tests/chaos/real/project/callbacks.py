@@ -12,7 +12,7 @@ RETRIES = 1
 
 @app.task
 def follow_success(context: TaskContext, result: str) -> str:
-    """The callback of a success, whose result begins with the task's id."""
+    """Success callback. The result that it receives begins with the task's id."""
     write("follows", result.partition("/")[0], "success", context.task_id)
     with written_down(context):
         pass
@@ -33,7 +33,7 @@ def follow_failure(context: TaskContext, failure: TaskFailure) -> str:
     retries=Retry(max=RETRIES, backoff="constant", base=0.2),
 )
 def work_and_be_followed(context: TaskContext) -> str:
-    """Fail in all attempts for every second task id."""
+    """Fail in every attempt, for half of the task ids."""
     with written_down(context):
         if hashlib.blake2b(context.task_id.bytes).digest()[0] % 2:
             raise Unlucky(f"attempt {context.attempt}")

@@ -1,4 +1,7 @@
-"""A flow with a node of every kind. Each task returns its token, so that the shared state shows its arrived."""
+"""A flow with a node of every kind.
+
+Each task returns its token, so that the shared state shows which results arrived.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Code workflows that wait for everything possible: parallel and sequential tasks, timers, messages, a child.
 
-Each returns what it received, to compare with the records of steps and clients.
+Each returns the results and messages that it received, to compare with the journal.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def journey(ctx: WorkflowContext, width: int) -> dict[str, Any]:
 
 @app.workflow(name="rounds")
 async def rounds(ctx: WorkflowContext, number: int = 0) -> None:
-    """Continue as new forever: only a timeout, the end of the parent or a cancellation ends the run."""
+    """Continue as new forever: only a timeout, a cancellation or the parent's end stops the run."""
     await ctx.sleep(0.05)
     ctx.continue_as_new(number + 1)
 
@@ -71,7 +71,7 @@ async def guardian(ctx: WorkflowContext) -> None:
 
 @app.workflow(name="inquiry")
 async def inquiry(ctx: WorkflowContext, heard: list[int]) -> dict[str, Any]:
-    """Ask, time out and ask again in run after run, until the answer arrives; collect all signals meanwhile."""
+    """Wait for an answer with a timeout, and continue as new until it arrives. Collect all signals meanwhile."""
     news = ctx.signals("news", type=int)
     answer: int | None = None
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Tasks with limits of concurrency and rate."""
+"""Tasks with concurrency limits, rates and unique keys."""
 
 from __future__ import annotations
 

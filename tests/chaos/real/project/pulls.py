@@ -7,7 +7,7 @@ from tests.chaos.real.project.base import app
 
 SERVICE = "pulled"
 LEASE = 4.0
-"""Seconds, longer than most faults and shorter than some."""
+"""Seconds of a lease: longer than most faults, and shorter than some."""
 
 
 @app.task(executor=Pull(service=SERVICE, lease=LEASE, max_leases=100))

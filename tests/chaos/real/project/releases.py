@@ -1,7 +1,7 @@
 """Two releases of the application, as during a deploy: each knows tasks that the other does not.
 
-Each release has its own tasks, and its own version of a workflow. A process without a release knows both, like a
-release that still carries the code of the one before.
+Each release has its own tasks, and its own version of a workflow. A process without a release knows both, like a new
+release that still contains the previous release's code.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def _relay_1(ctx: WorkflowContext, alike: bool) -> dict[str, Any]:
 
 
 async def _relay_2(ctx: WorkflowContext, alike: bool) -> dict[str, Any]:
-    """Sleep first, then run all stages at once: a history of version 1 does not match."""
+    """Sleep first, then run all stages at once, so that a history of version 1 does not match."""
     if alike:
         return {"release": 2, "tokens": await _run_common_stages(ctx)}
     await ctx.sleep(0.4)

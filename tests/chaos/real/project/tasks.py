@@ -101,7 +101,7 @@ async def work_and_stop_the_loop(context: TaskContext) -> str:
 
 @app.task
 def enqueue_children(context: TaskContext, count: int, on_success: bool) -> str:
-    """Enqueue tasks from a task. Children that exist only on success are not recorded as committed."""
+    """Enqueue child tasks. Children that exist only if this task succeeds are not recorded as committed."""
     with written_down(context):
         for _ in range(count):
             child = work.options(on_success=on_success).enqueue()
