@@ -1,4 +1,4 @@
-"""What an exception knows beside its text travels with it, as plain data."""
+"""Attributes of an exception travel with it as plain data, beside its text."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ CARD = Card("4711", datetime.date(2030, 1, 1))
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_attributes_become_data(error: Exception, data: dict[str, Any]) -> None:
+def test_exception_attributes_become_data(error: Exception, data: dict[str, Any]) -> None:
     assert describe(error).attributes == data
 
 
-def test_what_is_nested_too_deeply_is_left_out() -> None:
+def test_too_deeply_nested_attributes_are_omitted() -> None:
     nested: list[Any] = []
     for _ in range(5000):
         nested = [nested]
@@ -116,7 +116,7 @@ async def buy(ctx: WorkflowContext, order: str) -> Any:
     raise WorkflowFailed("not sold", data={"found": found})
 
 
-def test_data_goes_from_a_task_through_workflows_to_who_asks() -> None:
+def test_error_data_reaches_the_caller_through_tasks_and_workflows() -> None:
     async def play() -> tuple[RunFailed, Recording]:
         async with WorkflowTest() as test:
             run: TestedRun[Any] = await test.start(buy, "o-1", mocks={charge: Declined(51, card=CARD)})

@@ -1,4 +1,4 @@
-"""Listeners to live changes on another server than the leader's: what is lost is noticed, and keeps nobody."""
+"""Listeners on another server than the leader's: lost entries are noticed, and a silent server delays nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEYS = Keys("shop/1")
 NOBODY = "redis://127.0.0.1:1"
 
 
-def test_after_a_lost_entry_nobody_listens_once_so_that_the_next_is_a_first_one(
+def test_a_lost_entry_reports_no_listeners_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fleet, "_PAUSE", 0.0)
@@ -33,7 +33,7 @@ def test_after_a_lost_entry_nobody_listens_once_so_that_the_next_is_a_first_one(
     assert redis.xlen("{shop:0}:changes") == 2
 
 
-def test_a_server_that_does_not_answer_is_left_alone_for_a_while() -> None:
+def test_an_unreachable_server_is_not_asked_again_for_a_while() -> None:
     far = RemoteListeners(connect(NOBODY), KEYS)
     assert not far.have_listeners()
     far._redis = FakeRedis()

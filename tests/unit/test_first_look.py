@@ -1,4 +1,4 @@
-"""A waiter does not look for what was enqueued this very moment: it is announced before long."""
+"""A waiter does not query a task that was enqueued just now: the end of the task is announced soon."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
 
-class _Silence:
-    """Announcements of which there are none."""
+class _NoAnnouncements:
+    """Announcements that never arrive."""
 
     def listen(self, *_: object) -> None: ...
 
@@ -24,7 +24,7 @@ class _Silence:
 @pytest.mark.parametrize(
     ("age", "timeout", "looks"), [(0.0, None, False), (10.0, None, True), (-10.0, None, True), (0.0, 0.0, True)]
 )
-def test_a_waiter_looks_at_once_unless_the_task_is_new(
+def test_a_waiter_queries_at_once_unless_the_task_is_new(
     age: float, timeout: float | None, looks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time_ns()
@@ -37,7 +37,7 @@ def test_a_waiter_looks_at_once_unless_the_task_is_new(
         return ended[0]
 
     waiters = EndWaiters(Settings(redis_url="redis://localhost:1"), lambda _: [])
-    waiters._announcements = _Silence  # type: ignore[assignment]
+    waiters._announcements = _NoAnnouncements  # type: ignore[assignment]
     task = time_ordered_id(now // 1_000_000 - int(age * 1000), bytes(10))
     steps = waiters.wait(task, find_end, TimeLimit(timeout))
     pause = next(steps, None)

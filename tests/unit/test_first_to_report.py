@@ -1,4 +1,4 @@
-"""Of processes that fail alike, one says why, and the others let it."""
+"""Of several processes that fail alike, one reports the reason, and the rest wait for it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from multiprocessing.connection import wait
 from orchestrator.workers.parent.messages import FirstToReport
 
 
-def test_the_others_end_after_the_first_to_report() -> None:
+def test_other_processes_end_after_the_first_has_reported() -> None:
     first = FirstToReport()
     ended, end = os.pipe()
-    assert first.take()  # as the first process
+    assert first.take()  # in the role of the first process
     other = os.fork()
     if other == 0:
         os.close(ended)
@@ -19,7 +19,7 @@ def test_the_others_end_after_the_first_to_report() -> None:
         os._exit(0)
     os.close(end)
     assert not wait([ended], 0.2), "it ends before the first has said why"
-    first.close()  # as when the first has ended
+    first.close()  # as at the end of the first process
     assert os.read(ended, 10) == b"other"
     os.waitpid(other, 0)
     os.close(ended)

@@ -1,4 +1,4 @@
-"""The fleet as the leader sees it: who lives, counted fairly, and what they can run."""
+"""The fleet as the leader sees it: live workers, counted fairly, and the tasks that they can run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Observer:
         return NAMES.get(digest)
 
     def settle(self) -> None:
-        """Let the grace of a new leader pass, with one worker alive."""
+        """Let the grace period of a new leader pass, with one live worker."""
         while self.fleet.in_grace:
             self.observe(beat())
 
@@ -51,10 +51,10 @@ def seconds_until_dead(observer: Observer, worker: str, step: float) -> float:
     return silent
 
 
-# -- silence
+# -- silent workers
 
 
-def test_a_worker_that_beats_is_alive_for_ever() -> None:
+def test_a_worker_that_sends_heartbeats_stays_alive() -> None:
     observer = Observer()
     for _ in range(100):
         observer.observe(beat())
@@ -67,8 +67,8 @@ def test_a_silent_worker_is_dead_after_its_ttl() -> None:
     assert seconds_until_dead(observer, "w", step=1.0) == TTL
 
 
-def test_a_heartbeat_that_does_not_change_is_silence() -> None:
-    """Redis's clock was set back, so that it does not expire."""
+def test_an_unchanged_heartbeat_counts_as_silence() -> None:
+    """Redis's clock was set back, so the heartbeat does not expire."""
     observer = Observer()
     observer.settle()
     observer.observe(beat(number=7))
@@ -84,7 +84,7 @@ def test_a_heartbeat_that_does_not_change_is_silence() -> None:
     assert observer.fleet.slots("default") == 10
 
 
-def test_a_worker_that_is_heard_again_lives() -> None:
+def test_a_dead_worker_that_is_heard_again_is_alive() -> None:
     observer = Observer()
     observer.settle()
     seconds_until_dead(observer, "w", step=1.0)
@@ -93,7 +93,7 @@ def test_a_worker_that_is_heard_again_lives() -> None:
     assert seconds_until_dead(observer, "w", step=1.0) == TTL
 
 
-def test_time_in_which_redis_was_away_does_not_count() -> None:
+def test_time_of_a_redis_outage_does_not_count_as_silence() -> None:
     observer = Observer()
     observer.settle()
     for _ in range(20):
@@ -103,15 +103,15 @@ def test_time_in_which_redis_was_away_does_not_count() -> None:
     assert seconds_until_dead(observer, "w", step=1.0) == TTL
 
 
-def test_a_leader_that_was_stopped_for_an_hour_blames_nobody_at_once() -> None:
+def test_a_leader_paused_for_an_hour_declares_no_worker_dead_at_once() -> None:
     observer = Observer()
     observer.settle()
     observer.observe(after=3_600)
     assert not observer.fleet.is_dead("w")
 
 
-def test_a_new_leader_gives_everyone_a_full_ttl() -> None:
-    """It may find a message of a worker that it has never heard of."""
+def test_a_new_leader_gives_every_worker_a_full_ttl() -> None:
+    """The leader may find a message of a worker that it has never heard of."""
     observer = Observer()
     observer.observe()
     assert not observer.fleet.is_dead("stranger")
@@ -119,7 +119,7 @@ def test_a_new_leader_gives_everyone_a_full_ttl() -> None:
     assert seconds_until_dead(observer, "stranger", step=1.0) >= TTL
 
 
-def test_grace_spares_the_dead_until_it_has_passed() -> None:
+def test_dead_workers_count_as_alive_during_a_grace_period() -> None:
     observer = Observer()
     observer.settle()
     seconds_until_dead(observer, "w", step=1.0)
@@ -128,7 +128,7 @@ def test_grace_spares_the_dead_until_it_has_passed() -> None:
     assert seconds_until_dead(observer, "w", step=1.0) == TTL
 
 
-def test_someone_never_seen_is_silent_from_the_first_question_on() -> None:
+def test_an_unknown_worker_is_silent_from_the_first_query_on() -> None:
     observer = Observer()
     observer.settle()
     assert not observer.fleet.is_dead("stranger")
@@ -139,8 +139,8 @@ steps = st.lists(st.tuples(st.floats(0.01, 100), st.booleans(), st.booleans()), 
 
 
 @given(steps)
-def test_nobody_dies_within_the_ttl_of_a_beat(history: list[tuple[float, bool, bool]]) -> None:
-    """Whatever happens: from the last beat on, at least a TTL of watched time passes."""
+def test_no_worker_dies_within_the_ttl_of_a_heartbeat(history: list[tuple[float, bool, bool]]) -> None:
+    """In any history, at least a TTL of watched time passes after the last heartbeat."""
     observer = Observer()
     watched = 0.0
     observer.observe(beat())
@@ -153,7 +153,7 @@ def test_nobody_dies_within_the_ttl_of_a_beat(history: list[tuple[float, bool, b
             assert watched >= TTL - 1e-6
 
 
-def test_the_long_dead_are_forgotten_once() -> None:
+def test_long_dead_workers_are_forgotten_once() -> None:
     observer = Observer()
     observer.settle()
     forgotten: list[str] = []
@@ -163,10 +163,10 @@ def test_the_long_dead_are_forgotten_once() -> None:
     assert forgotten == ["w"]
 
 
-# -- what it can run
+# -- tasks that workers can run
 
 
-def test_slots_and_names_add_up_by_queue() -> None:
+def test_slots_and_task_names_add_up_by_queue() -> None:
     observer = Observer()
     both = names_digest(["add", "mul"])
     observer.observe(beat("a"), beat("b", queues=["default", "images"], slots=4, names=both))
@@ -180,14 +180,14 @@ def test_slots_and_names_add_up_by_queue() -> None:
     assert fleet.names_of(both) == {"add", "mul"}
 
 
-def test_a_name_is_known_only_on_the_queues_of_those_who_know_it() -> None:
+def test_a_task_name_is_known_only_on_the_queues_of_its_workers() -> None:
     observer = Observer()
     observer.observe(beat("a"), beat("b", queues=["images"], names=names_digest(["add", "mul"])))
     assert not observer.fleet.knows("default", "mul")
     assert observer.fleet.knows("images", "mul")
 
 
-def test_draining_and_doubtful_workers_take_nothing_but_are_heard() -> None:
+def test_draining_and_doubtful_workers_get_no_tasks_but_count_as_alive() -> None:
     observer = Observer()
     held = pack_attempt(b"t" * 16, 3)
     observer.observe(beat("a", draining=True, held=held), beat("b", doubtful=True, held=pack_attempt(b"u" * 16, 1)))
@@ -197,7 +197,7 @@ def test_draining_and_doubtful_workers_take_nothing_but_are_heard() -> None:
     assert not observer.fleet.is_dead("a")
 
 
-def test_a_worker_that_is_gone_is_gone_from_the_window_at_once() -> None:
+def test_a_vanished_worker_leaves_the_window_at_once() -> None:
     observer = Observer()
     observer.observe(beat("a"), beat("b"))
     observer.observe(beat("b"))
@@ -212,7 +212,7 @@ _FLEETS = st.dictionaries(
 
 
 @given(st.lists(_FLEETS, min_size=1, max_size=6))
-def test_the_last_look_counts_whatever_was_seen_before(
+def test_only_the_last_observation_of_the_fleet_counts(
     looks: list[dict[str, tuple[list[str], str, bool]]],
 ) -> None:
     seen, fresh = Observer(), Observer()
@@ -230,14 +230,14 @@ def test_the_last_look_counts_whatever_was_seen_before(
     assert [ours.watching(queue) for queue in NAMED] == [theirs.watching(queue) for queue in NAMED]
 
 
-def test_names_are_read_once_per_digest() -> None:
+def test_task_names_are_read_once_per_digest() -> None:
     observer = Observer()
     for _ in range(5):
         observer.observe(beat("a"), beat("b"))
     assert observer.asked == [names_digest(["add"])]
 
 
-def test_names_that_were_not_published_yet_are_asked_for_again() -> None:
+def test_unpublished_task_names_are_read_again() -> None:
     observer = Observer()
     missing = names_digest(["late"])
     observer.observe(beat(names=missing))
@@ -250,6 +250,6 @@ def test_names_that_were_not_published_yet_are_asked_for_again() -> None:
         del NAMES[missing]
 
 
-def test_one_look_that_took_long_does_not_put_off_the_next_for_minutes() -> None:
+def test_a_slow_check_delays_the_next_by_at_most_thirty_seconds() -> None:
     assert pause_after(0.01) == pytest.approx(0.2)
     assert pause_after(5.0) == 30.0, "what Redis has lost is found by it"

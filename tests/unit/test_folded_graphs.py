@@ -1,4 +1,4 @@
-"""Graphs of very many steps: drawn as groups, without circles, whatever their shape."""
+"""Graphs of very many steps are drawn as groups, without cycles, whatever their shape."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def step(name: str, *depends_on: str, state: str = "success") -> StepView:
 
 
 def wide(number: int) -> list[StepView]:
-    """Return two layers of like steps between a first and a last one."""
+    """Return two layers of similar steps between a first and a last step."""
     loads = [step(f"load_{one}", "begin") for one in range(number)]
     checks = [step(f"check-{one}", f"load_{one}", state="failed" if one == 7 else "success") for one in range(number)]
     return [step("begin"), *loads, *checks, step("end", *(one.name for one in checks), state="waiting")]
 
 
-def test_few_steps_are_drawn_as_they_are() -> None:
+def test_small_graphs_are_drawn_without_groups() -> None:
     steps = wide(70)
     assert fold(steps, frozenset()).steps == steps
 
 
-def test_like_steps_of_a_layer_are_one_group() -> None:
+def test_similar_steps_of_a_layer_form_one_group() -> None:
     found = fold(wide(1_000), frozenset({"load_3"}))
     assert [(one.name, one.state, one.total, one.failed) for one in found.steps] == [
         ("begin", "success", None, 0),
@@ -43,7 +43,7 @@ def test_like_steps_of_a_layer_are_one_group() -> None:
     )
 
 
-def test_a_group_says_what_was_skipped() -> None:
+def test_a_group_shows_how_many_steps_were_skipped() -> None:
     steps = wide(1_000)
     steps[3:8] = [step(one.name, *one.depends_on, state="skipped") for one in steps[3:8]]
     loads, checks = fold(steps, frozenset()).steps[1:3]
@@ -52,7 +52,7 @@ def test_a_group_says_what_was_skipped() -> None:
     assert (loads.ended, checks.ended) == (995, 1000), "the bar is not green for what was skipped"
 
 
-def test_groups_of_one_name_are_told_apart_by_where_they_begin_and_end_with_their_last_step() -> None:
+def test_groups_of_one_name_show_their_range_and_their_last_end() -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC)
     steps = [
         replace(step(f"part_{one}", *([f"part_{one - 100}"] if one >= 100 else [])), started_at=at, ended_at=at)
@@ -67,7 +67,7 @@ def test_groups_of_one_name_are_told_apart_by_where_they_begin_and_end_with_thei
     assert found[1].ended_at == at, "a step that was skipped has no end of its own"
 
 
-def test_an_open_group_has_its_failed_steps_first() -> None:
+def test_an_open_group_lists_its_failed_steps_first() -> None:
     found = fold(wide(1_000), frozenset(), ["check (1000)"])
     names = [one.name for one in found.steps]
     assert names[2] == "check-7"
@@ -75,7 +75,7 @@ def test_an_open_group_has_its_failed_steps_first() -> None:
     assert "check (1000)" in found.groups, "the rest"
 
 
-def test_a_row_of_a_grid_has_the_worst_state_of_like_steps() -> None:
+def test_a_grid_row_has_the_worst_state_of_similar_steps() -> None:
     names = [f"load_{number}" for number in range(100)]
     assert rows_of(names[:3], 60) == {name: [name] for name in names[:3]}
     assert rows_of(names, 60) == {"load (100)": names}
@@ -95,7 +95,7 @@ def test_a_row_of_a_grid_has_the_worst_state_of_like_steps() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_graph_is_drawn_in_few_nodes(seed: int) -> None:
+def test_any_graph_is_drawn_with_few_nodes(seed: int) -> None:
     chance = random.Random(seed)
     names = [f"{chance.choice('abcdefgh') * chance.randint(1, 9)}{place}" for place in range(2_000)]
     before = [
@@ -105,5 +105,5 @@ def test_any_graph_is_drawn_in_few_nodes(seed: int) -> None:
     steps = [step(name, *chance.sample(some, min(len(some), 3))) for name, some in zip(names, before, strict=True)]
     for opened in ((), tuple(fold(steps, frozenset()).groups)[:1]):
         found = fold(steps, frozenset(), opened)
-        drawn = draw(found.steps, found.critical, found.frames)  # it would not end in a circle
+        drawn = draw(found.steps, found.critical, found.frames)  # a cycle would never end
         assert len(drawn.nodes) <= 2 * MAX_DRAWN + 1

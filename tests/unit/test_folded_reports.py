@@ -1,4 +1,4 @@
-"""Reports of the same attempt fold into one, and counters decide how a run ended."""
+"""Reports of the same attempt fold into one, and counters determine how a run ended."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ALL_KINDS: list[type[AttemptReport]] = [Started, Returned, Lost, Failed, Succeed
 reports = st.builds(report_of, st.sampled_from(ALL_KINDS), st.integers(1, 4), st.sampled_from([ONE, b"2" * 16]))
 
 
-def test_one_attempt_folds_alike_in_any_order() -> None:
+def test_reports_of_one_attempt_fold_alike_in_any_order() -> None:
     for order in itertools.permutations(ALL_KINDS):
         folded = fold([("worker", report_of(kind, 1)) for kind in order])
         assert folded == {ONE: ("worker", report_of(Succeeded, 1))}
@@ -64,8 +64,8 @@ def test_the_newest_attempt_wins(some: list[AttemptReport]) -> None:
 
 
 @pytest.mark.parametrize("other", [Started, Returned, Lost, Failed])
-def test_what_was_finished_stands(other: type[AttemptReport]) -> None:
-    """A worker's parent may call an attempt lost whose success is on its way."""
+def test_a_success_is_kept_over_other_reports_of_the_attempt(other: type[AttemptReport]) -> None:
+    """A worker's parent process may report an attempt as lost while its success is on its way."""
     for pair in itertools.permutations([("a", report_of(Succeeded, 2)), ("b", report_of(other, 2))]):
         assert fold(pair)[ONE] == ("a", report_of(Succeeded, 2))
 
@@ -82,7 +82,7 @@ def test_the_first_of_two_equal_reports_is_kept() -> None:
 
 
 @given(*[st.integers(0, 3)] * 5, st.booleans())
-def test_a_run_ends_when_and_only_when_nothing_is_open(
+def test_a_run_ends_exactly_when_no_task_is_open(
     opened: int, success: int, failed: int, cancelled: int, skipped: int, cancelling: bool
 ) -> None:
     total = opened + success + failed + cancelled + skipped

@@ -1,4 +1,4 @@
-"""When the steps of a run ran: what each waited for, and the marks of the axis."""
+"""Timelines of the steps of a run: what each step waited for, and the ticks of the axis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def at(seconds: float) -> datetime:
     return BEGIN + timedelta(seconds=seconds)
 
 
-def test_a_step_waits_for_others_and_then_in_its_queue() -> None:
+def test_a_step_waits_for_its_dependencies_and_then_in_its_queue() -> None:
     known: dict[str, Any] = {"kind": "task", "calls": "t", "state": "success"}
     steps = [
         planned_step(name="a", depends_on=(), started_at=at(10), ended_at=at(40), **known),
@@ -33,7 +33,7 @@ def test_a_step_waits_for_others_and_then_in_its_queue() -> None:
     assert second.link == f"/ui/runs/{run.id}?step=b"
 
 
-def test_a_step_waits_for_a_limit_before_it_waits_in_its_queue() -> None:
+def test_a_step_waits_for_a_limit_and_then_in_its_queue() -> None:
     known: dict[str, Any] = {"kind": "task", "calls": "t", "state": "success", "depends_on": ()}
     steps = [planned_step(name=name, started_at=at(60), ended_at=at(100), **known) for name in "ab"]
     run = SimpleNamespace(id=UUID(int=1), started_at=at(0), created_at=at(0), ended_at=at(100))
@@ -42,7 +42,7 @@ def test_a_step_waits_for_a_limit_before_it_waits_in_its_queue() -> None:
     assert (free.ready, free.limited, free.x) == (0, None, 60)
 
 
-def test_a_step_waits_for_what_is_above_steps_that_were_skipped() -> None:
+def test_a_step_below_skipped_steps_waits_for_their_dependencies() -> None:
     steps = [
         planned_step(
             name="d", kind="task", calls="t", state="success", depends_on=("c",), started_at=at(90), ended_at=at(95)
@@ -61,7 +61,7 @@ def test_a_step_waits_for_what_is_above_steps_that_were_skipped() -> None:
     assert critical_path(steps) == {"a", "d"}
 
 
-def test_earlier_attempts_of_a_step_are_no_wait_in_its_queue() -> None:
+def test_earlier_attempts_of_a_step_do_not_count_as_queue_time() -> None:
     known: dict[str, Any] = {"kind": "task", "calls": "t", "state": "failed", "depends_on": ()}
     steps = [planned_step(name=name, started_at=at(60), ended_at=at(100), **known) for name in "ab"]
     run = SimpleNamespace(id=UUID(int=1), started_at=at(0), created_at=at(0), ended_at=at(100))
@@ -72,7 +72,7 @@ def test_earlier_attempts_of_a_step_are_no_wait_in_its_queue() -> None:
     assert (once.limited, once.tried, once.x) == (None, None, 60)
 
 
-def test_a_step_that_waits_in_its_queue_is_drawn_while_the_run_is_open() -> None:
+def test_a_step_in_its_queue_is_drawn_while_the_run_is_open() -> None:
     known: dict[str, Any] = {"kind": "task", "calls": "t"}
     steps = [
         planned_step(name="a", depends_on=(), started_at=at(10), ended_at=at(40), state="success", **known),
@@ -87,7 +87,7 @@ def test_a_step_that_waits_in_its_queue_is_drawn_while_the_run_is_open() -> None
 
 
 @pytest.mark.parametrize("seconds", [0.0004, 0.7, 14.4, 95, 5_000, 90_000, 2_000_000])
-def test_the_axis_has_several_marks(seconds: float) -> None:
+def test_the_axis_has_three_to_six_ticks(seconds: float) -> None:
     ticks = Gantt([], at(0), at(seconds), 0).ticks
     assert ticks[0] == 0
     assert ticks[-1] <= seconds
@@ -95,7 +95,7 @@ def test_the_axis_has_several_marks(seconds: float) -> None:
     assert len(ticks) >= 3 or seconds < 0.001
 
 
-def test_a_group_of_steps_spans_a_time_without_having_run_for_it() -> None:
+def test_a_group_of_steps_is_timed_by_its_first_step() -> None:
     known: dict[str, Any] = {
         "calls": "t",
         "state": "success",
@@ -121,7 +121,7 @@ def test_a_group_knows_the_step_that_began_first() -> None:
     assert (name in folded.groups, first.name) == (True, "load_299")
 
 
-def test_the_time_between_a_failed_attempt_and_its_retry_is_no_wait_in_the_queue() -> None:
+def test_the_pause_before_a_retry_does_not_count_as_queue_time() -> None:
     task = SimpleNamespace(created_at=at(0), ended_at=at(100), status="success")
     attempts = [
         SimpleNamespace(attempt=1, outcome="failed", started_at=at(10), ended_at=at(20)),

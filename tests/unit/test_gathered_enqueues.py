@@ -1,4 +1,4 @@
-"""Which calls share a commit, and when it begins: with commits that end when the test says so."""
+"""Which enqueue calls share a commit, and when the commit begins. The tests decide when commits end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.sdk.backend.shared_commits import Outcome
 
 
 class Commits:
-    """Commits under way, each with the numbers of its tasks."""
+    """Commits in progress, each with the numbers of its tasks."""
 
     def __init__(self) -> None:
         self.begun: list[list[int]] = []
@@ -50,12 +50,12 @@ class Commits:
 
 
 async def turns(count: int = 5) -> None:
-    """Let the loop turn, which takes no time."""
+    """Let the event loop turn, without waiting."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
-def test_a_lone_call_goes_at_once_and_those_who_come_meanwhile_go_together() -> None:
+def test_a_single_call_commits_at_once_and_later_calls_share_a_commit() -> None:
     async def main() -> None:
         commits = Commits()
         first = commits.add(1)
@@ -76,7 +76,7 @@ def test_a_lone_call_goes_at_once_and_those_who_come_meanwhile_go_together() -> 
     asyncio.run(main())
 
 
-def test_those_who_are_ready_at_the_same_time_go_together() -> None:
+def test_simultaneous_calls_share_a_commit() -> None:
     async def main() -> None:
         commits = Commits()
 
@@ -90,7 +90,7 @@ def test_those_who_are_ready_at_the_same_time_go_together() -> None:
     asyncio.run(main())
 
 
-def test_nobody_waits_for_company_longer_than_two_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_call_waits_more_than_two_milliseconds_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
     async def main() -> None:
@@ -114,7 +114,7 @@ def test_nobody_waits_for_company_longer_than_two_milliseconds(monkeypatch: pyte
         commits.add(8)
         commits.add(9)
         await asyncio.sleep(10 * shared._MAX_WAIT)
-        assert len(commits.begun) == shared._MAX_COMMITS  # and no more connections than that
+        assert len(commits.begun) == shared._MAX_COMMITS  # no further commit, and so no further connection
         await commits.end(2)
         assert commits.begun[-1] == [8, 9]
 
@@ -141,7 +141,7 @@ def test_a_commit_is_bounded_in_tasks_and_bytes(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(main())
 
 
-def test_who_was_cancelled_is_not_sent_and_disturbs_nobody() -> None:
+def test_cancelled_calls_are_not_sent_and_affect_no_other_calls() -> None:
     async def main() -> None:
         commits = Commits()
         first = commits.add(1)
@@ -162,7 +162,7 @@ def test_who_was_cancelled_is_not_sent_and_disturbs_nobody() -> None:
     asyncio.run(main())
 
 
-def test_each_caller_hears_of_its_own_task_only() -> None:
+def test_each_caller_receives_only_the_outcome_of_its_own_task() -> None:
     async def main() -> None:
         commits = Commits()
         calls = [commits.add(number, key="k" if number in (2, 4) else None) for number in range(5)]
@@ -171,7 +171,7 @@ def test_each_caller_hears_of_its_own_task_only() -> None:
         assert calls[0].result() == bytes(16)
         assert str(calls[1].exception()) == "one"
         assert calls[3].result()[0] == 3
-        assert commits.alone == [[2, 4]]  # who wants the same key, one after the other
+        assert commits.alone == [[2, 4]]  # tasks with the same key, one after the other
         await commits.end_alone(0, [bytes([9]) * 16, KeyError("taken")])
         assert calls[2].result()[0] == 9
         assert isinstance(calls[4].exception(), KeyError)
@@ -179,7 +179,7 @@ def test_each_caller_hears_of_its_own_task_only() -> None:
     asyncio.run(main())
 
 
-def test_a_commit_that_ends_after_its_loop_is_nobodys() -> None:
+def test_a_commit_may_end_after_its_event_loop() -> None:
     kept: list[Commits] = []
 
     async def main() -> None:
@@ -192,7 +192,7 @@ def test_a_commit_that_ends_after_its_loop_is_nobodys() -> None:
         kept[0]._ends[0].set_result([bytes(16)])
 
 
-def test_a_defect_keeps_nobody_waiting() -> None:
+def test_a_failed_commit_raises_in_every_caller() -> None:
     async def main() -> None:
         commits = Commits()
         calls = [commits.add(1), commits.add(2)]
@@ -205,7 +205,7 @@ def test_a_defect_keeps_nobody_waiting() -> None:
     asyncio.run(main())
 
 
-def test_a_thread_that_cannot_be_had_is_told_to_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_thread_raises_in_every_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         commits = Commits()
 

@@ -1,6 +1,6 @@
-"""The OpenAPI document, every command's help and the public names with their signatures are what the golden files hold.
+"""The OpenAPI document, the help of all commands and the signatures of all public names match the golden files.
 
-A change that is meant writes the files anew: `python -m tests.unit.test_golden`. The difference is read in review.
+After an intended change, `python -m tests.unit.test_golden` rewrites the files. The difference is reviewed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent.parent / "golden"
 
 
 def api() -> str:
-    """Return the document, an operation or a schema a line."""
+    """Return the document with one operation or schema per line."""
     document = openapi.document(ROUTES)
     operations = [
         f"{method.upper()} {path} {json.dumps(_brief(operation), sort_keys=True)}"
@@ -40,14 +40,14 @@ def api() -> str:
 
 
 def _brief(operation: dict[str, Any]) -> dict[str, Any]:
-    """Return an operation with the codes of its problems, whose schema is one and the same."""
+    """Return an operation with only the codes of its problems, whose schema is always the same."""
     responses = operation["responses"]
     good = {code: response for code, response in responses.items() if code < "400"}
     return operation | {"responses": good, "problems": sorted(set(responses) - set(good))}
 
 
 def helps() -> str:
-    """Return the help of every command, one after another."""
+    """Return the help of every command."""
     return "\n".join(
         _helps(main, click.Context(main, info_name="orchestrator", terminal_width=100, **main.context_settings))
     )
@@ -63,7 +63,7 @@ def _helps(command: click.Command, context: click.Context) -> Iterator[str]:
 
 
 def names() -> str:
-    """Return every public name of the modules that people import, with its signature or its fields."""
+    """Return every public name of the modules that users import, with its signature or its fields."""
     lines: list[str] = []
     for module in (orchestrator, orchestrator.workflow, orchestrator.executors, orchestrator.testing):
         for name in module.__all__:
@@ -72,7 +72,7 @@ def names() -> str:
 
 
 def _described(path: str, value: Any) -> Iterator[str]:
-    """Yield a line for a name, and one for each public member of a class that is not inherited from Python's own."""
+    """Yield a line for a name, and for each public member of a class that is not inherited from Python's classes."""
     if not inspect.isclass(value):
         yield path + (_signature(value) if callable(value) else "")
         return
@@ -87,12 +87,12 @@ def _described(path: str, value: Any) -> Iterator[str]:
 
 
 def _signature(value: Callable[..., Any]) -> str:
-    """Return the parameters without their types, which checkers compare: their names, kinds and defaults."""
+    """Return the names, kinds and defaults of the parameters, without their types, which type checkers compare."""
     try:
         found = inspect.signature(value)
-    except (TypeError, ValueError):  # of Python's own
+    except (TypeError, ValueError):  # of a builtin
         return ""
-    if "client" in found.parameters:  # people are given such objects, and make none
+    if "client" in found.parameters:  # users receive such objects, and create none
         return ""
     bare = [part.replace(annotation=inspect.Parameter.empty) for part in found.parameters.values()]
     return re.sub(" at 0x[0-9a-f]+", "", str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty)))
@@ -102,7 +102,7 @@ FILES = {"openapi.txt": api, "commands.txt": helps, "names.txt": names}
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_face_of_the_product_has_not_changed_by_accident(name: str) -> None:
+def test_the_public_interface_matches_its_golden_file(name: str) -> None:
     assert FILES[name]() == (FOLDER / name).read_text(), "if this is meant: python -m tests.unit.test_golden"
 
 

@@ -9,14 +9,14 @@ import pytest
 from orchestrator.workers.parent.held import HeldAttempts
 
 
-def test_the_parent_reads_one_size_of_a_table_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parent_reads_a_growing_table_consistently(monkeypatch: pytest.MonkeyPatch) -> None:
     held = HeldAttempts(1_000)
     held.add(os.urandom(16), 1)
     numbers = held._numbers
 
     def growing() -> tuple[int, int]:
         found = numbers()
-        held.add(os.urandom(16), 1)  # the child receives another one at this moment
+        held.add(os.urandom(16), 1)  # meanwhile the child receives another attempt
         return found
 
     monkeypatch.setattr(held, "_numbers", growing)
@@ -25,7 +25,7 @@ def test_the_parent_reads_one_size_of_a_table_that_grows(monkeypatch: pytest.Mon
     assert len(held.snapshot()[0]) // 20 == 3
 
 
-def test_the_parent_learns_what_may_be_tried_again_after_a_timeout() -> None:
+def test_the_parent_sees_whether_a_timed_out_attempt_is_retryable() -> None:
     held = HeldAttempts(10)
     ids = [os.urandom(16) for _ in range(3)]
     slots = [held.add(task, 1) for task in ids]
@@ -37,7 +37,7 @@ def test_the_parent_learns_what_may_be_tried_again_after_a_timeout() -> None:
     assert held.overdue(2.5) == [(ids[1], 1, 2.0, 0.5, False)]
 
 
-def test_the_parent_looks_at_what_is_held_not_at_what_once_was() -> None:
+def test_the_parent_reads_only_slots_in_use() -> None:
     held = HeldAttempts(1_000)
     slots = [held.add(os.urandom(16), 1) for _ in range(500)]
     for slot in slots[:-1]:
@@ -55,14 +55,14 @@ def test_the_parent_looks_at_what_is_held_not_at_what_once_was() -> None:
     assert [(limit.id, limit.attempt) for limit in held.overdue(6.0)] == [(task, 7)]
 
 
-def test_who_counts_what_runs_cannot_hide_what_is_held() -> None:
+def test_an_attempt_added_while_counts_are_written_is_kept() -> None:
     held = HeldAttempts(1_000)
     task = os.urandom(16)
 
     class Count:
         def __index__(self) -> int:
             if not held.unended():
-                held.add(task, 1)  # the process receives a task while its clock is writing
+                held.add(task, 1)  # the process receives a task while its clock writes
             return 3
 
     held.write_running(Count())  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def test_who_counts_what_runs_cannot_hide_what_is_held() -> None:
     assert held.snapshot()[1] == 3
 
 
-def test_the_child_knows_how_long_its_parent_has_given_no_sign() -> None:
+def test_the_child_knows_how_long_its_parent_has_been_silent() -> None:
     held = HeldAttempts(10)
     assert held.parent_silence(100.0) == 0.0, "it has not begun to beat"
     held.write_parent_beat(100.0)
@@ -80,7 +80,7 @@ def test_the_child_knows_how_long_its_parent_has_given_no_sign() -> None:
     assert held.pulse() == (103.0, 0.5)
 
 
-def test_the_parent_knows_what_had_begun() -> None:
+def test_the_parent_knows_which_attempts_have_begun() -> None:
     held = HeldAttempts(10)
     ids = [os.urandom(16) for _ in range(3)]
     slots = [held.add(task, 7) for task in ids]

@@ -1,4 +1,4 @@
-"""How events travel to the code, and who has to wait."""
+"""How histories are delivered to workflow code, and which deliveries wait."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from orchestrator.domain.code.activation import (
 )
 
 
-def test_by_size() -> None:
+def test_the_size_of_a_history_decides_its_delivery() -> None:
     budget = HistoryBudget(0)
     sizes = (0, 500, PAGE, PAGE + 1, MAX_HISTORY, MAX_HISTORY + 1)
     ways = (Delivery.MESSAGE, Delivery.MESSAGE, Delivery.MESSAGE, Delivery.PAGES, Delivery.PAGES, Delivery.NEVER)
     assert tuple(map(budget.delivery, sizes)) == ways
 
 
-def test_a_thousand_at_once() -> None:
-    """So many go that one more would be too many; the others come back one after another, within a minute."""
+def test_deliveries_beyond_the_budget_wait_in_turn() -> None:
+    """Deliveries begin until the budget is spent; the rest is retried one after another, within a minute."""
     budget = HistoryBudget(0)
     size = 30_000_000
     ways = [budget.delivery(size) for _ in range(1_000)]
@@ -35,7 +35,7 @@ def test_a_thousand_at_once() -> None:
     assert 1.0 < waits[0] < 2.0 < waits[5] < waits[-1] == 60.0
 
 
-def test_small_ones_do_not_wait_for_pages_nor_pages_for_small_ones() -> None:
+def test_small_and_paged_histories_have_separate_budgets() -> None:
     full = HistoryBudget(MAX_IN_PAGES)
     assert (full.delivery(PAGE + 1), full.delivery(PAGE)) == (Delivery.LATER, Delivery.MESSAGE)
     full = HistoryBudget(0)
@@ -44,6 +44,6 @@ def test_small_ones_do_not_wait_for_pages_nor_pages_for_small_ones() -> None:
     assert full.delivery(PAGE + 1) is Delivery.PAGES
 
 
-def test_the_largest_goes_whenever_anything_does() -> None:
-    """Else small ones could keep it waiting for ever."""
+def test_the_largest_history_is_delivered_whenever_the_budget_has_room() -> None:
+    """Otherwise small histories could delay the largest forever."""
     assert HistoryBudget(MAX_IN_PAGES - 1).delivery(MAX_HISTORY) is Delivery.PAGES

@@ -1,4 +1,4 @@
-"""Ids sort by time, and derived ones are always the same."""
+"""Ids sort by time, and derived ids are deterministic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_ids_sort_by_time(one: int, other: int, noise: bytes, more: bytes) -> No
 
 
 @given(noises, noises)
-def test_all_the_noise_that_fits_is_used(noise: bytes, more: bytes) -> None:
+def test_all_random_bits_that_fit_are_used(noise: bytes, more: bytes) -> None:
     def kept(raw: bytes) -> bytes:
         return bytes((raw[0] & 0x0F, raw[1], raw[2] & 0x3F)) + raw[3:]
 
@@ -43,7 +43,7 @@ parts = st.tuples(st.one_of(st.integers(), st.text()), st.integers())
 
 
 @given(parents, parts)
-def test_a_derived_id_is_always_the_same(parent: bytes, chosen: tuple[str | int, int]) -> None:
+def test_derived_ids_are_deterministic(parent: bytes, chosen: tuple[str | int, int]) -> None:
     identifier = derived_id(parent, *chosen)
     assert identifier == derived_id(bytes(parent), *chosen)
     assert UUID(bytes=identifier).version == 8
@@ -56,7 +56,7 @@ def test_derived_ids_are_distinct(origins: list[tuple[bytes, tuple[str | int, in
     assert len({derived_id(parent, *chosen) for parent, chosen in origins}) == len(origins)
 
 
-def test_the_parts_of_a_derived_id_do_not_run_together() -> None:
+def test_differently_split_parts_derive_different_ids() -> None:
     parent = time_ordered_id(1, bytes(10))
     assert len({derived_id(parent, *parts) for parts in [(1, 23), (12, 3), (123,), ("1", 23), ("1, 23",)]}) == 5
 

@@ -1,4 +1,4 @@
-"""Interrupting code that runs, and the table in which parent and child see what must end."""
+"""Interrupting running code, and the table in which parent and child see which attempts must end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ A, B = b"a" * 16, b"b" * 16
 
 
 def interrupted(function: Callable[[], Awaitable[Any]], cancellations: int = 1) -> Any:
-    """Run a coroutine, cancel it softly as soon as it awaits, and then as often in earnest."""
+    """Run a coroutine, cancel it this often, and return its result; only the first cancellation is soft."""
 
     async def run() -> Any:
         soft = True
@@ -29,7 +29,7 @@ def interrupted(function: Callable[[], Awaitable[Any]], cancellations: int = 1) 
         await asyncio.sleep(0)
         for _ in range(cancellations):
             task.cancel()
-            for _ in range(10):  # turns of the event loop that its answer may take
+            for _ in range(10):  # turns of the event loop that its reaction may take
                 await asyncio.sleep(0)
         return await task
 
@@ -44,7 +44,7 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
-def test_a_coroutine_may_catch_its_soft_timeout_and_go_on() -> None:
+def test_a_coroutine_may_catch_its_soft_timeout_and_continue() -> None:
     async def task() -> str:
         try:
             await forever()
@@ -57,7 +57,7 @@ def test_a_coroutine_may_catch_its_soft_timeout_and_go_on() -> None:
     assert interrupted(task) == "cleaned up"
 
 
-def test_a_timeout_of_its_own_stays_one_after_a_soft_timeout() -> None:
+def test_timeouts_within_a_coroutine_still_work_after_a_soft_timeout() -> None:
     async def task() -> str:
         try:
             await forever()
@@ -82,7 +82,7 @@ def test_only_the_first_cancellation_is_soft() -> None:
         interrupted(task, cancellations=2)
 
 
-def test_what_the_coroutine_awaits_is_cancelled_with_it() -> None:
+def test_awaited_child_tasks_are_cancelled_with_their_coroutine() -> None:
     ended: list[str] = []
 
     async def child() -> None:
@@ -140,20 +140,20 @@ def test_a_job_is_warned_once_and_stopped_once() -> None:
     assert job.outlives_stop(2.5, grace=1.0)
 
 
-def test_a_job_that_was_stopped_is_not_warned() -> None:
+def test_a_stopped_job_is_not_warned() -> None:
     job, reasons = running_job()
     job.stop_with(TaskAborted, 1.0)
     job.warn()
     assert reasons == [TaskAborted]
 
 
-def test_a_warning_is_nothing_to_outlive() -> None:
+def test_a_warning_alone_starts_no_grace_period() -> None:
     job, _ = running_job()
     job.warn()
     assert not job.outlives_stop(1e9, grace=1.0)
 
 
-def test_what_was_wanted_before_the_code_began_happens_when_it_does() -> None:
+def test_a_stop_requested_before_the_code_begins_takes_effect_then() -> None:
     job = Job(Dispatch(A, 1, "task", b"", "default"), Bundle("", "", "", 1), 0, 0.0)
     job.begin(0.0)
     job.stop_with(TaskAborted, 1.0)
@@ -163,17 +163,17 @@ def test_what_was_wanted_before_the_code_began_happens_when_it_does() -> None:
     job.uninterruptible()
 
 
-def test_code_that_has_ended_is_not_interrupted() -> None:
+def test_ended_code_is_not_interrupted() -> None:
     job, reasons = running_job()
     job.uninterruptible()
     job.stop_with(TaskTimeout, 1.0)
     assert reasons == []
 
 
-# -- the table
+# -- the table of held attempts
 
 
-def test_the_parent_sees_what_is_overdue() -> None:
+def test_the_parent_sees_overdue_attempts() -> None:
     held = HeldAttempts(capacity=4)
     first, second = held.add(A, 3), held.add(B, 1)
     held.limit(first, deadline=10.0, timeout=4.0, retryable=True)
@@ -185,7 +185,7 @@ def test_the_parent_sees_what_is_overdue() -> None:
     assert held.unended() == [(A, 3)]
 
 
-def test_what_has_ended_and_lingers_is_listed_but_not_lost() -> None:
+def test_lingering_ended_attempts_are_listed_but_not_lost() -> None:
     held = HeldAttempts(capacity=4)
     slot = held.add(A, 1)
     held.add(B, 1)
@@ -197,7 +197,7 @@ def test_what_has_ended_and_lingers_is_listed_but_not_lost() -> None:
     assert (A, 2) in held.unended(), "a slot that is used again has no past"
 
 
-def test_the_pulse() -> None:
+def test_the_pulse_is_the_last_written_beat() -> None:
     held = HeldAttempts(capacity=1)
     assert held.pulse() == (0.0, 0.0)
     held.beat(time.monotonic(), 0.5)

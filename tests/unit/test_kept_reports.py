@@ -1,4 +1,4 @@
-"""What a worker keeps of what was applied, and what it does when Postgres has lost commits."""
+"""Applied reports that a worker keeps, and sends again when Postgres has lost commits."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ def succeeded(task: bytes = ONE) -> Succeeded:
     return Succeeded(task, 1, 0.1, b"\x01")
 
 
-def recalled(keeper: KeptReports, running: Iterable[Job] = ()) -> list[Report]:
-    """Return what would be sent again, and go on as if it had been applied."""
+def recall_and_keep(keeper: KeptReports, running: Iterable[Job] = ()) -> list[Report]:
+    """Return the reports that would be sent again, and keep them as if they had been applied."""
     reports = keeper.recall(running)
     keeper.add(PendingReport(report) for report in reports)
     return reports
 
 
-# -- what is kept, and for how long
+# -- which reports are kept, and for how long
 
 
-def test_ends_are_kept_for_a_minute(clock: Clock) -> None:
+def test_end_reports_are_kept_for_a_minute(clock: Clock) -> None:
     keeper = KeptReports(clock=clock)
     keeper.add([PendingReport(Started(ONE, 1, 0.0)), PendingReport(succeeded(), job())])
     clock.now += SECONDS - 1
-    assert recalled(keeper) == [succeeded()], "that it has started is of no use"
+    assert recall_and_keep(keeper) == [succeeded()], "that it has started is of no use"
     clock.now += SECONDS + 1
     assert keeper.recall([]) == []
 
@@ -85,28 +85,28 @@ def test_enqueues_are_kept_until_a_minute_after_the_end_of_their_task(clock: Clo
     assert keeper.recall([]) == [enqueued(3, TWO), enqueued(1), enqueued(2), succeeded()], "before the end"
 
 
-def test_enqueues_are_gone_a_minute_after_the_end(clock: Clock) -> None:
+def test_enqueues_are_dropped_a_minute_after_the_end_of_their_task(clock: Clock) -> None:
     keeper = KeptReports(clock=clock)
     keeper.add([PendingReport(enqueued(1)), PendingReport(succeeded(), job())])
     clock.now += SECONDS + 1
     assert keeper.recall([]) == []
 
 
-def test_enqueues_of_a_task_that_never_ends_are_kept_for_an_hour(clock: Clock) -> None:
+def test_enqueues_of_an_endless_task_are_kept_for_an_hour(clock: Clock) -> None:
     keeper = KeptReports(clock=clock)
     keeper.add([PendingReport(enqueued(1))])
     clock.now += MAX_KEPT_SECONDS - 1
     keeper.add([PendingReport(enqueued(2))])
     clock.now += 2
     keeper.add([])
-    assert recalled(keeper) == [enqueued(1), enqueued(2)], "for a minute more"
+    assert recall_and_keep(keeper) == [enqueued(1), enqueued(2)], "for a minute more"
     clock.now += MAX_KEPT_SECONDS + 1
     keeper.add([])
     clock.now += SECONDS + 1
     assert keeper.recall([]) == []
 
 
-def test_a_million_enqueues_are_bounded_and_counted(clock: Clock) -> None:
+def test_kept_enqueues_are_bounded_and_drops_are_counted(clock: Clock) -> None:
     keeper = KeptReports(10_000, clock)
     for number in range(1_000):
         keeper.add([PendingReport(enqueued(number, number.to_bytes(16, "little"), size=1_000))])
@@ -119,7 +119,7 @@ def test_a_million_enqueues_are_bounded_and_counted(clock: Clock) -> None:
     assert not keeper.is_incomplete, "that was long ago"
 
 
-def test_ends_are_bounded_and_push_out_no_enqueues(clock: Clock) -> None:
+def test_kept_end_reports_are_bounded_and_displace_no_enqueues(clock: Clock) -> None:
     keeper = KeptReports(10_000, clock)
     keeper.add([PendingReport(enqueued(1, TWO))])
     for _ in range(1_000):
@@ -138,7 +138,7 @@ def test_a_report_larger_than_the_bound_is_not_kept(clock: Clock) -> None:
 
 
 def test_turns_and_completions_are_not_sent_again(clock: Clock) -> None:
-    """Postgres has what a transaction completed, or the task has to run again; turns are repeated from the history."""
+    """Postgres has what a transaction completed, or the task must run again; turns are repeated from the history."""
     keeper = KeptReports(clock=clock)
     completed = job()
     completed.completion = b"\x01"
@@ -146,11 +146,11 @@ def test_turns_and_completions_are_not_sent_again(clock: Clock) -> None:
     assert keeper.recall([]) == []
 
 
-def test_it_is_asked_later_which_tasks_are_gone(clock: Clock) -> None:
+def test_the_worker_asks_later_which_tasks_are_lost(clock: Clock) -> None:
     keeper = KeptReports(clock=clock)
     keeper.add([PendingReport(succeeded(), job()), PendingReport(Failed(TWO, 1, 0.1, TaskError("E", "")), job(TWO))])
     third = b"3" * 16
-    assert len(recalled(keeper, [job(third)])) == 2
+    assert len(recall_and_keep(keeper, [job(third)])) == 2
     assert (list(keeper.questions()), keeper.has_questions) == ([], True), "others may still send what they have"
     clock.now += 30
     known = [KnownTask(ONE, "job", "succeeded"), KnownTask(TWO, "job", "failed"), KnownTask(third, "job", "running")]
@@ -161,7 +161,7 @@ def test_it_is_asked_later_which_tasks_are_gone(clock: Clock) -> None:
 # -- names of generations
 
 
-def test_a_generation_says_when_commits_were_last_lost() -> None:
+def test_a_generation_name_shows_when_commits_were_last_lost() -> None:
     before, lost, after = name(1, 1, "aa"), name(2, 1, "bb", "bb"), name(2, 2, "cc", "bb")
     assert [rewind_of(generation) for generation in ("12-1", before, lost, after)] == ["", "", "bb", "bb"]
     assert [age(generation) for generation in (before, lost, after)] == [(1, 1), (2, 1), (2, 2)]
@@ -173,7 +173,7 @@ BEFORE, LOST, AFTER = name(1, 1, "aa"), name(2, 1, "bb", "bb"), name(2, 2, "cc",
 
 
 class Stream:
-    """An events stream of the generation that is current, in which everything is applied when `applies` is set."""
+    """An events stream of the current generation, which applies everything while `applies` is set."""
 
     def __init__(self) -> None:
         self.generation = BEFORE
@@ -206,33 +206,29 @@ def reporter(stream: Stream) -> Reporter:
 def send(reporter: Reporter) -> None:
     batch = [*reporter._backlog, *reporter._gather()]
     reporter._backlog = []
-    for _ in range(2):  # once to learn of a generation, and once more in it
+    for _ in range(2):  # the first flush learns the generation, the second sends in it
         batch = reporter._flush(batch)
 
 
-def hold(reporter: Reporter, task: bytes = ONE) -> Job:
+def held_job(reporter: Reporter, task: bytes = ONE) -> Job:
     return job(task, reporter._held.add(task, 1))
 
 
-def test_what_was_applied_is_sent_again_before_the_rest_when_commits_were_lost(
-    reporter: Reporter, stream: Stream
-) -> None:
+def test_applied_reports_are_sent_again_first_after_lost_commits(reporter: Reporter, stream: Stream) -> None:
     reporter.report(enqueued(1))
     send(reporter)
     stream.applies = False
-    reporter.report(succeeded(), hold(reporter))
+    reporter.report(succeeded(), held_job(reporter))
     send(reporter)
-    stream.begin(AFTER)  # it was cut off while LOST began
+    stream.begin(AFTER)  # the reporter was cut off while LOST began
     reporter.check_generation()
     send(reporter)
     assert stream.reports == [enqueued(1), succeeded()]
 
 
-def test_nothing_that_was_applied_is_sent_again_when_only_redis_has_lost_something(
-    reporter: Reporter, stream: Stream
-) -> None:
+def test_applied_reports_are_not_sent_again_if_only_redis_lost_data(reporter: Reporter, stream: Stream) -> None:
     reporter.report(enqueued(1))
-    reporter.report(succeeded(), hold(reporter))
+    reporter.report(succeeded(), held_job(reporter))
     send(reporter)
     stream.begin(name(1, 2, "dd"))
     send(reporter)
@@ -244,8 +240,8 @@ def test_nothing_that_was_applied_is_sent_again_when_only_redis_has_lost_somethi
     assert stream.reports == []
 
 
-def test_a_completion_is_not_claimed_where_it_may_be_lost(reporter: Reporter, stream: Stream) -> None:
-    first, second = hold(reporter), hold(reporter, TWO)
+def test_a_possibly_lost_completion_is_not_reported_as_success(reporter: Reporter, stream: Stream) -> None:
+    first, second = held_job(reporter), held_job(reporter, TWO)
     first.completion = second.completion = b"\x01"
     stream.applies = False
     reporter.report(succeeded(), first)
@@ -259,12 +255,12 @@ def test_a_completion_is_not_claimed_where_it_may_be_lost(reporter: Reporter, st
     assert reporter._held.unended() == [], "nobody has them any more: without a completion they run again"
 
 
-# -- the thread that made a report
+# -- reports sent by the thread that made them
 
 
-def test_reports_are_sent_by_their_own_thread_together(reporter: Reporter, stream: Stream) -> None:
+def test_a_thread_sends_its_reports_together(reporter: Reporter, stream: Stream) -> None:
     for task in (ONE, TWO):
-        reporter.report(succeeded(task), hold(reporter, task), later=True)
+        reporter.report(succeeded(task), held_job(reporter, task), later=True)
     assert not reporter.has_sent_all
     assert stream.reports == []
     reporter.send()
@@ -273,9 +269,9 @@ def test_reports_are_sent_by_their_own_thread_together(reporter: Reporter, strea
     assert reporter._gather() == []
 
 
-def test_no_report_overtakes_one_that_waits(reporter: Reporter, stream: Stream) -> None:
-    reporter._backlog = [PendingReport(enqueued(1))]  # it could not be sent, and the thread pauses
-    reporter.report(succeeded(), hold(reporter), later=True)
+def test_no_report_overtakes_a_waiting_report(reporter: Reporter, stream: Stream) -> None:
+    reporter._backlog = [PendingReport(enqueued(1))]  # this report could not be sent, and the thread pauses
+    reporter.report(succeeded(), held_job(reporter), later=True)
     reporter.send()
     assert stream.reports == []
     send(reporter)
@@ -283,7 +279,7 @@ def test_no_report_overtakes_one_that_waits(reporter: Reporter, stream: Stream) 
 
 
 @pytest.mark.parametrize("error", [ConnectionError("gone"), RuntimeError("a defect, which ends the process")])
-def test_a_report_that_could_not_be_sent_is_left_to_the_thread(
+def test_an_unsent_report_is_left_to_the_reporter_thread(
     reporter: Reporter, stream: Stream, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def refuse(*_: object) -> Receipt:
@@ -292,21 +288,21 @@ def test_a_report_that_could_not_be_sent_is_left_to_the_thread(
     reporter._is_asleep = True
     with monkeypatch.context() as patch:
         patch.setattr(stream, "flush", refuse)
-        reporter.report(succeeded(), hold(reporter), later=True)
+        reporter.report(succeeded(), held_job(reporter), later=True)
         reporter.send()
     assert reporter._wakeup.get_nowait() is None, "the thread is woken"
-    reporter.report(succeeded(TWO), hold(reporter, TWO), later=True)
+    reporter.report(succeeded(TWO), held_job(reporter, TWO), later=True)
     reporter.send()
     assert not reporter.has_sent_all
     send(reporter)
     assert stream.reports == [succeeded(), succeeded(TWO)]
 
 
-def test_what_waits_for_a_thread_that_is_busy_is_sent(reporter: Reporter) -> None:
+def test_reports_that_wait_for_a_busy_thread_are_sent(reporter: Reporter) -> None:
     reporter._is_asleep = True
     reporter.wake()
     assert reporter._wakeup.empty()
-    reporter.report(succeeded(), hold(reporter), later=True)
+    reporter.report(succeeded(), held_job(reporter), later=True)
     assert reporter._wakeup.empty()
     reporter.wake()
     assert reporter._wakeup.get_nowait() is None

@@ -1,4 +1,4 @@
-"""Turns: priority first, then keys, by weight; limits kept; nothing forgotten."""
+"""Shares of lanes: priority first, then keys in turn, by weight; limits are kept, and no lane is forgotten."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ NOW = 1_000.0
 
 
 class Bench:
-    """Lanes, and the tasks that stand in them as Postgres would hold them."""
+    """Lanes, and their tasks as Postgres would hold them."""
 
     def __init__(self) -> None:
         self.buckets = Buckets()
         self.lanes = Lanes(self.buckets)
         self.ready: dict[str | None, list[int]] = defaultdict(list)
-        """By lane, the priorities of its tasks."""
+        """The priorities of the tasks in each lane."""
         self.now = NOW
         self.counted = 50
-        """How many tasks of a lane are counted at once."""
+        """The maximum of tasks that are counted at once in a lane."""
 
     def add(self, lane: str | None, count: int = 1, priority: int = 0, options: TaskOptions = DEFAULT_OPTIONS) -> None:
         self.ready[lane] += [priority] * count
@@ -38,13 +38,13 @@ class Bench:
             self.lanes.arrive("q", lane, priority, options, is_first=count > 1)
 
     def hear(self, *names: str) -> None:
-        """Let all that was handed out begin."""
+        """Report the start of all tasks handed out."""
         self.buckets.unreported.clear()
         for name in names:
             self.lanes.start_reported(name)
 
     def look(self) -> None:
-        """Count what is ready in lanes of which that is not known,"""
+        """Count the ready tasks of lanes whose count is in doubt."""
         for lane in self.lanes.in_doubt("q", 1_000):
             found = self.ready[lane][: self.counted]
             known = found.count(found[0]) if found else 0
@@ -52,7 +52,7 @@ class Bench:
             self.lanes.learn("q", lane, Stock(found[0], known, rest) if found else None)
 
     def serve(self, room: int) -> list[str | None]:
-        """Hand out `room` tasks as the leader does; return the lanes in the order of the shares."""
+        """Hand out up to `room` tasks like the leader; return the lanes in the order of their shares."""
         served: list[str | None] = []
         for _ in range(20):
             if not self.lanes.has("q") or len(served) == room:
@@ -88,7 +88,7 @@ def test_keys_take_turns() -> None:
     assert bench.serve(2) == ["|many", "|many"]
 
 
-def test_nobody_saves_turns_up() -> None:
+def test_an_idle_key_saves_no_turns() -> None:
     bench = Bench()
     bench.add("|late", 1)
     bench.serve(1)
@@ -98,14 +98,14 @@ def test_nobody_saves_turns_up() -> None:
     assert Counter(bench.serve(100)) == {"|late": 50, "|busy": 50}
 
 
-def test_weights_share_the_turns() -> None:
+def test_turns_are_shared_by_weight() -> None:
     bench = Bench()
     bench.add("|heavy", 1_000, options=TaskOptions(weight=3.0))
     bench.add("|light", 1_000)
     assert Counter(bench.serve(400)) == {"|heavy": 300, "|light": 100}
 
 
-def test_plain_tasks_are_one_more_lane() -> None:
+def test_tasks_without_a_key_form_one_lane() -> None:
     bench = Bench()
     bench.add(None, 100)
     bench.add("|a", 100)
@@ -113,7 +113,7 @@ def test_plain_tasks_are_one_more_lane() -> None:
     assert Counter(bench.serve(30)) == {None: 10, "|a": 10, "|b": 10}
 
 
-def test_priority_goes_before_turns() -> None:
+def test_higher_priorities_precede_turns() -> None:
     bench = Bench()
     bench.add("|a", 10)
     bench.add("|b", 2, priority=5)
@@ -125,7 +125,7 @@ def test_priority_goes_before_turns() -> None:
     assert Counter(bench.serve(2)) == {"|a": 1, "|b": 1}
 
 
-def test_a_lane_whose_urgent_task_is_gone_does_not_go_before_others() -> None:
+def test_a_lane_loses_its_precedence_when_its_urgent_task_is_gone() -> None:
     bench = Bench()
     bench.add("|a", 1, priority=10)
     bench.add("|a", 100)
@@ -133,7 +133,7 @@ def test_a_lane_whose_urgent_task_is_gone_does_not_go_before_others() -> None:
     assert bench.serve(6) == ["|a"] + ["|b"] * 5
 
 
-def test_concurrency_of_a_key_and_of_a_task() -> None:
+def test_concurrency_limits_of_keys_and_tasks_hold() -> None:
     options = TaskOptions(concurrency=2, total_concurrency=5)
     bench = Bench()
     for key in "abcd":
@@ -146,7 +146,7 @@ def test_concurrency_of_a_key_and_of_a_task() -> None:
     assert len(bench.serve(100)) == 1
 
 
-def test_what_is_in_flight_is_counted_from_the_rows() -> None:
+def test_tasks_in_flight_are_recounted_from_their_rows() -> None:
     bench = Bench()
     bench.add("mail|", 10, options=TaskOptions(concurrency=3))
     bench.lanes.recount(["mail|", "mail|"])
@@ -166,7 +166,7 @@ def test_a_limit_holds_across_queues() -> None:
     assert len(everything.allot("two", 5, None, NOW)) == 1
 
 
-def test_rates_of_a_key_and_of_a_task() -> None:
+def test_rate_limits_of_keys_and_tasks_hold() -> None:
     bench = Bench()
     for key in "abc":
         bench.add(f"mail|{key}", 50, options=TaskOptions(rate=Rate(2, 1), total_rate=Rate(5, 1)))
@@ -183,7 +183,7 @@ def test_rates_of_a_key_and_of_a_task() -> None:
     assert len(bench.serve(100)) == 5
 
 
-def test_what_is_unheard_of_keeps_the_rest_back_however_late_it_is() -> None:
+def test_unreported_starts_hold_back_further_tasks() -> None:
     bench = Bench()
     bench.add("mail|a", 50, options=TaskOptions(rate=Rate(10, 1, burst=1)))
     bench.add("post|a", 50, options=TaskOptions(total_rate=Rate(100, 1, burst=1)))
@@ -196,8 +196,7 @@ def test_what_is_unheard_of_keeps_the_rest_back_however_late_it_is() -> None:
     assert Counter(bench.serve(100)) == {"mail|a": 1, "post|a": 1}
 
 
-def test_a_full_lane_and_a_closed_gate_cost_nothing() -> None:
-    """Ten thousand lanes at their limit are not even looked at."""
+def test_lanes_at_their_limits_are_not_examined() -> None:
     bench = Bench()
     for key in range(10_000):
         bench.add(f"mail|{key}", 1, options=TaskOptions(concurrency=1))
@@ -216,7 +215,7 @@ def test_a_full_lane_and_a_closed_gate_cost_nothing() -> None:
     assert set(looked) == {"|free"}
 
 
-def test_lanes_beyond_the_limit_are_read_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lanes_beyond_the_maximum_are_read_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "MAX_LANES", 4)
     bench = Bench()
     for key in range(10):
@@ -228,7 +227,7 @@ def test_lanes_beyond_the_limit_are_read_when_there_is_room(monkeypatch: pytest.
 
 
 class TurnsMachine(RuleBasedStateMachine):
-    """Whatever comes and goes: no limit is passed, nothing that may be served waits, nothing is served twice."""
+    """In random sequences no limit is exceeded, no task that may be served waits, and no task is served twice."""
 
     LIMITS = {
         "a": TaskOptions(concurrency=2),
@@ -293,11 +292,11 @@ class TurnsMachine(RuleBasedStateMachine):
 
 @pytest.mark.slow
 @pytest.mark.hypothesis
-def test_whatever_comes_and_goes() -> None:
+def test_random_sequences_keep_limits_and_serve_each_task_once() -> None:
     run_state_machine_as_test(TurnsMachine, settings=examples(75, stateful_step_count=60))
 
 
-def test_nobody_is_served_before_a_lane_that_may_have_more_and_is_more_urgent() -> None:
+def test_an_urgent_lane_with_more_tasks_is_served_alone() -> None:
     lanes = Lanes(Buckets())
     lanes.learn("q", "|urgent", Stock(5, 3, Rest.SOMETHING), DEFAULT_OPTIONS)
     lanes.learn("q", "|other", Stock(0, 100, Rest.SOMETHING), DEFAULT_OPTIONS)
@@ -309,7 +308,7 @@ def test_nobody_is_served_before_a_lane_that_may_have_more_and_is_more_urgent() 
     assert shares == {"|urgent": 4, "|other": 6}, "nothing else is there: so there is nobody to wait for"
 
 
-def test_a_lane_is_asked_for_unless_postgres_has_just_said_that_it_has_nothing_else() -> None:
+def test_a_lane_is_queried_unless_postgres_reported_no_further_tasks() -> None:
     lanes = Lanes(Buckets())
     lanes.learn("q", "|counted", Stock(0, 2, Rest.NOTHING), DEFAULT_OPTIONS)
     lanes.arrive("q", "|arrived", 0, DEFAULT_OPTIONS)
@@ -327,8 +326,8 @@ def test_a_lane_is_asked_for_unless_postgres_has_just_said_that_it_has_nothing_e
     assert not lanes.has("q")
 
 
-def test_a_lane_of_which_a_task_was_put_back_is_asked_for() -> None:
-    """The task may be ready again, unannounced, and be claimed in place of another: that one was forgotten."""
+def test_a_lane_is_queried_after_a_task_was_put_back() -> None:
+    """The task may be ready again without an announcement, and be claimed in place of another, which was forgotten."""
     lanes = Lanes(Buckets())
     lanes.learn("q", "mail|", Stock(0, 2, Rest.NOTHING), TaskOptions(concurrency=1))
     for _ in range(2):
@@ -342,7 +341,7 @@ def test_a_lane_of_which_a_task_was_put_back_is_asked_for() -> None:
     assert not lanes.has("q")
 
 
-def test_a_lane_in_which_an_uncounted_task_took_a_turn_is_asked_for() -> None:
+def test_a_lane_is_queried_after_an_uncounted_task_took_a_turn() -> None:
     lanes = Lanes(Buckets())
     lanes.learn("q", "mail|", Stock(0, 1, Rest.NOTHING), TaskOptions(concurrency=1))
     assert [share.turns for share in lanes.allot("q", 1, None, NOW)] == [1]
@@ -354,7 +353,7 @@ def test_a_lane_in_which_an_uncounted_task_took_a_turn_is_asked_for() -> None:
     assert not lanes.has_next("q", NOW), "nobody has to hurry, or to wait for it"
 
 
-def test_a_lane_that_had_less_than_was_known_is_asked_for() -> None:
+def test_a_lane_is_queried_after_it_had_fewer_tasks_than_known() -> None:
     lanes = Lanes(Buckets())
     lanes.learn("q", "|a", Stock(0, 5, Rest.NOTHING), TaskOptions(concurrency=5))
     assert lanes.allot("q", 10, None, NOW)[0].turns == 5
@@ -381,7 +380,7 @@ def test_a_lane_waits_for_its_limits_once_whatever_arrives(options: TaskOptions)
     assert [share.turns for share in lanes.allot("q", 10, None, later)] == [1]
 
 
-def test_of_many_lanes_each_is_given_several_turns_when_it_is_next() -> None:
+def test_each_of_many_lanes_receives_several_turns_at_once() -> None:
     lanes = Lanes(Buckets())
     names = [f"mail|{number}" for number in range(1_000)]
     for name in names:
@@ -399,7 +398,7 @@ def test_of_many_lanes_each_is_given_several_turns_when_it_is_next() -> None:
     assert sum(share.turns for share in lanes.allot("q", 512, None, NOW)) == 512
 
 
-def test_what_many_lanes_may_have_together_is_never_exceeded() -> None:
+def test_total_limits_hold_across_many_lanes() -> None:
     lanes = Lanes(Buckets())
     for number in range(1_000):
         lanes.arrive("q", f"mail|{number}", 0, TaskOptions(concurrency=50, total_concurrency=101))
@@ -407,7 +406,7 @@ def test_what_many_lanes_may_have_together_is_never_exceeded() -> None:
     assert lanes.allot("q", 512, None, NOW) == []
 
 
-def test_what_other_shards_hold_counts() -> None:
+def test_tasks_in_flight_of_other_shards_count() -> None:
     found = Lanes(Buckets())
     options = TaskOptions(concurrency=3, total_concurrency=5)
     lane = lane_name("mail", "acme", options)

@@ -22,12 +22,12 @@ from orchestrator.domain.limits.buckets import Buckets, bucket_size, interval, l
         ("1/2d", Rate(1, 172_800)),
     ],
 )
-def test_rates_as_text(text: str, rate: Rate) -> None:
+def test_rates_are_parsed(text: str, rate: Rate) -> None:
     assert parse_rate(text) == rate
 
 
 @pytest.mark.parametrize("text", ["", "10", "10/", "/s", "0/s", "10/0s", "-1/s", "ten/s", "10/fortnight", "10/s/s"])
-def test_what_is_no_rate(text: str) -> None:
+def test_invalid_rates_are_not_parsed(text: str) -> None:
     assert parse_rate(text) is None
 
 
@@ -48,14 +48,14 @@ def test_a_burst_of_one_spreads_starts_evenly() -> None:
     assert [buckets.admits("b", rate, now) for now in (0.0, 0.5, 1.0, 5.0)] == [0, 0, 1, 1]
 
 
-def test_what_was_given_back_can_be_had_again() -> None:
+def test_returned_tokens_can_be_spent_again() -> None:
     rate, buckets = Rate(4, 1), Buckets()
     buckets.spend("b", rate, 10.0, 4)
     buckets.spend("b", rate, 10.0, -3)
     assert buckets.admits("b", rate, 10.0) == 3
 
 
-def test_full_buckets_are_forgotten_once_they_are_saved() -> None:
+def test_full_buckets_are_forgotten_once_saved() -> None:
     rate, buckets = Rate(1, 1), Buckets()
     buckets.spend("used", rate, 0.0)
     buckets.forget_full(5.0)
@@ -73,12 +73,12 @@ def test_full_buckets_are_forgotten_once_they_are_saved() -> None:
     burst=st.none() | st.integers(1, 50),
     waits=st.lists(st.floats(0, 10), max_size=50),
 )
-def test_no_stretch_of_time_holds_more_than_the_rate_and_one_burst(
+def test_any_period_allows_at_most_the_rate_and_one_burst(
     count: float, per: float, burst: int | None, waits: list[float]
 ) -> None:
-    """Whoever takes all there is at every moment gets, between any two, what the rate gives and one burst.
+    """A caller that takes all tokens at every moment gets, in any period, at most the rate and one burst.
 
-    What was late may come in beside it.
+    Late tokens may be added to these.
     """
     rate, buckets, now = Rate(count, per, burst), Buckets(), 1_000_000.0
     taken: list[tuple[float, int]] = []
@@ -99,7 +99,7 @@ def test_no_stretch_of_time_holds_more_than_the_rate_and_one_burst(
 
 
 @pytest.mark.parametrize(("a_second", "late"), [(1, 0.04), (10, 0.03), (100, 0.004), (100, 0.03), (1_000, 0.01)])
-def test_a_rate_is_reached_by_a_leader_that_is_always_a_little_late(a_second: float, late: float) -> None:
+def test_a_slightly_late_leader_still_reaches_the_rate(a_second: float, late: float) -> None:
     rate, buckets, now, started = Rate(a_second, per=1, burst=1), Buckets(), 1_000.0, 0
     while now < 1_010.0:
         allowed = buckets.admits("b", rate, now)
@@ -110,7 +110,7 @@ def test_a_rate_is_reached_by_a_leader_that_is_always_a_little_late(a_second: fl
     assert started == pytest.approx(10 * a_second, rel=0.05, abs=1)
 
 
-def test_a_quiet_time_is_no_lateness() -> None:
+def test_idle_time_does_not_count_as_lateness() -> None:
     rate, buckets = Rate(10, per=1, burst=1), Buckets()
     buckets.spend("b", rate, 1_000.0)
     assert buckets.admits("b", rate, 1_060.0) == 1
@@ -119,7 +119,7 @@ def test_a_quiet_time_is_no_lateness() -> None:
 
 
 @pytest.mark.parametrize("rate", [Rate(10, 1), Rate(10, 1, burst=1), Rate(1, per=3_600), Rate(3, per=60)])
-def test_a_clock_that_is_set_back_costs_one_interval_at_most(rate: Rate) -> None:
+def test_setting_the_clock_back_costs_at_most_one_interval(rate: Rate) -> None:
     buckets, now = Buckets(), 1_000_000.0
     buckets.spend("b", rate, now, bucket_size(rate))
     now -= 86_400

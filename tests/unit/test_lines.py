@@ -1,4 +1,4 @@
-"""The lines of attempts, on their way out of a worker process."""
+"""Log lines of attempts, on their way out of a worker process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def texts(chunks: list[LogChunk]) -> list[str]:
     return [said.text for chunk in chunks for said in decode(list[LogLine], chunk.lines)]
 
 
-def test_each_attempt_has_chunks_of_its_own_in_order() -> None:
+def test_each_attempt_has_its_own_chunks_in_order() -> None:
     lines, one, other = Lines(1_000_000), new_job(), new_job()
     other.set_step({"step": "load", "index": 3, "count": 4})
     for number in range(3):
@@ -49,7 +49,7 @@ def test_each_attempt_has_chunks_of_its_own_in_order() -> None:
     assert texts(second) == ["later"]
 
 
-def test_of_too_many_lines_the_first_and_the_last_are_kept() -> None:
+def test_the_first_and_last_of_too_many_lines_are_kept() -> None:
     lines, job = Lines(10_000), new_job()
     for number in range(1_000):
         lines.add(job, line(f"{number:099}"))
@@ -61,7 +61,7 @@ def test_of_too_many_lines_the_first_and_the_last_are_kept() -> None:
     assert (lines._attempts, lines._ready) == ({}, {})
 
 
-def test_lines_that_come_as_one_text_are_kept_as_if_they_came_alone() -> None:
+def test_lines_of_one_text_are_kept_like_single_lines() -> None:
     said = [f"{'ö' * (number % 7)} {number}" for number in range(3_000)]
     alone, together, job = Lines(10_000), Lines(10_000), new_job()
     for text in said:
@@ -82,7 +82,7 @@ def test_lines_that_come_as_one_text_are_kept_as_if_they_came_alone() -> None:
     assert 9_900 < size <= 10_000, "as many bytes as the setting says"
 
 
-def test_of_many_short_lines_as_many_are_kept_as_the_limit_says_and_none_is_touched_alone() -> None:
+def test_many_short_lines_are_kept_at_the_cost_of_their_blocks() -> None:
     lines, job = Lines(1_000_000), new_job()
     block = line("\n".join(["y"] * 125_000))
     calls = calls_of(lambda: [lines.add_many(job, block) for _ in range(16)])
@@ -107,7 +107,7 @@ def test_blank_lines_are_kept_and_counted() -> None:
     ]
 
 
-def test_what_is_dropped_for_different_reasons_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drops_for_different_reasons_are_counted_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "_MAX_WAITING", 340)
     lines, job = Lines(1_000), new_job()
     lines.add_many(job, line("\n".join([f"{number:099}" for number in range(5)])))
@@ -121,14 +121,14 @@ def test_what_is_dropped_for_different_reasons_is_told_apart(monkeypatch: pytest
     ]
 
 
-def test_each_line_has_its_own_level_where_that_is_wanted() -> None:
+def test_each_line_has_its_own_level_on_request() -> None:
     lines, job = Lines(1_000_000), new_job()
     lines.add_many(job, LogLine(1.0, 2, reporting.BY_LINE, "begins\nERROR: no\nends"))
     (chunk,) = lines.take().chunks
     assert [said.level for said in decode(list[LogLine], chunk.lines)] == ["info", "warning", "info"]
 
 
-def test_the_last_lines_wait_for_the_end() -> None:
+def test_the_last_lines_are_held_back_until_the_end() -> None:
     lines, job = Lines(1_000), new_job()
     for number in range(20):
         lines.add(job, line(f"{number:099}"))
@@ -145,7 +145,7 @@ def test_the_last_lines_wait_for_the_end() -> None:
     ]
 
 
-def test_more_than_can_be_passed_on_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_beyond_the_buffer_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "_MAX_WAITING", 1_400)
     lines, job, other = Lines(1_000_000), new_job(), new_job()
     for number in range(15):
@@ -160,7 +160,7 @@ def test_more_than_can_be_passed_on_is_counted(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-def test_a_long_line_is_cut() -> None:
+def test_a_long_line_is_truncated() -> None:
     lines, job = Lines(1_000_000), new_job()
     lines.add(job, line("x" * 100_000))
     lines.add_many(job, line("short\n" + "y" * 10_001 + "\n" + "z" * 10_000 + "\n\nend"))
@@ -169,7 +169,7 @@ def test_a_long_line_is_cut() -> None:
     assert {len(text) for text in expected} <= {0, 3, 5, 10_000}
 
 
-def test_nothing_is_kept_of_an_attempt_that_has_ended() -> None:
+def test_an_ended_attempt_leaves_no_state() -> None:
     lines, job = Lines(1_000_000), new_job()
     assert not lines.end(job)
     lines.add(job, line("word"))

@@ -1,4 +1,4 @@
-"""Links in the documentation, and paths that docstrings and comments name, lead to something that exists."""
+"""Links in the documentation, and paths in docstrings and comments, have existing targets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOURCES = sorted(
     for file in (REPOSITORY / top).rglob("*.py")
 )
 ROOTS = [REPOSITORY, REPOSITORY / "orchestrator", REPOSITORY / "tests"]
-"""A path in code begins at one of these, or beside the file that names it."""
+"""Roots of paths in code, beside the folder of the file that names the path."""
 FOLDERS = sorted(
     {folder.name for root in ROOTS for folder in root.iterdir() if folder.is_dir() and folder.name[0] not in "._"}
 )
@@ -34,11 +34,11 @@ PATH = re.compile(rf"(?<![\w/.:{{-])(?:(?:{'|'.join(FOLDERS)})/[\w/.-]*[\w…]|(
 def anchors(page: Path) -> set[str]:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     headings = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", one) for one in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
-    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}  # as GitHub makes them
+    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}  # as GitHub generates them
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+def test_every_link_of_a_page_has_a_target(page: Path) -> None:
     dead = []
     for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)", page.read_text(encoding="utf-8")):
         file = (page.parent / target) if target else page
@@ -49,7 +49,7 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
 
 
 def comments(file: Path) -> Iterator[str]:
-    """Yield the docstrings of a file, those of attributes too, and its comments."""
+    """Yield the docstrings of a file, including those of attributes, and its comments."""
     source = file.read_text(encoding="utf-8")
     if PATH.search(source) is None:
         return
@@ -61,31 +61,31 @@ def comments(file: Path) -> Iterator[str]:
             yield token.string
 
 
-def is_there(path: str, file: Path) -> bool:
+def path_exists(path: str, file: Path) -> bool:
     above = file.parents[: len(file.relative_to(REPOSITORY).parts) - 1]
-    return any(stands_below(root, path) for root in (*ROOTS, *above))
+    return any(exists_below(root, path) for root in (*ROOTS, *above))
 
 
 @cache
-def stands_below(root: Path, path: str) -> bool:
+def exists_below(root: Path, path: str) -> bool:
     return any(root.glob(path.replace("…", "*"))) if "…" in path else (root / path).exists()
 
 
 @pytest.mark.slow
-def test_every_path_that_code_names_is_there() -> None:
+def test_every_path_named_in_code_exists() -> None:
     gone = [
         f"{file.relative_to(REPOSITORY)}: {path}"
         for file in SOURCES
         for text in comments(file)
         for path in PATH.findall(text)
-        if not is_there(path, file)
+        if not path_exists(path, file)
     ]
 
     assert gone == []
 
 
 @pytest.mark.slow
-def test_the_site_is_not_built_with_a_dead_anchor_or_a_guide_that_the_navigation_lacks(
+def test_the_site_build_fails_on_dead_anchors_and_unlisted_guides(
     tmp_path: Path,
 ) -> None:
     config = (REPOSITORY / ".mkdocs.yml").read_text(encoding="utf-8").partition("nav:\n")[0]

@@ -1,4 +1,4 @@
-"""The parts of live events that need no server: places, buffers, shared reads, and what is folded."""
+"""The parts of live events that need no server: cursors, buffers, shared reads, and summaries of missed changes."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def change(
 
 
 @pytest.mark.parametrize("place", [START, Cursor("1-1-abc", "17-3", "9-1"), Cursor("1-1", "17-3")])
-def test_a_place_is_read_as_it_is_written(place: Cursor) -> None:
+def test_a_cursor_round_trips_as_text(place: Cursor) -> None:
     assert parse(str(place)) == place
 
 
 @pytest.mark.parametrize("text", ["", "end", "5-0", "a:b", "1-1:5-0~", "1-1:5-0\n", "1-1:" + "9" * 30 + "-0", ":5-0"])
-def test_what_is_no_place_is_none(text: str) -> None:
+def test_an_invalid_cursor_is_parsed_as_none(text: str) -> None:
     assert parse(text) is None
 
 
-def test_nowhere_has_no_id() -> None:
+def test_an_event_without_a_cursor_has_no_id() -> None:
     assert str(Cursor("1-1", "0-0")) == ""
     assert event("a", 1, "") == b"event: a\ndata: 1\n\n"
     assert event("a", "x\ny", "5") == b'id: 5\nevent: a\ndata: "x\\ny"\n\n'
 
 
-def test_moves_of_a_task_only_grow() -> None:
+def test_versions_of_a_task_only_grow() -> None:
     life = [("pending", 0), ("dispatched", 1), ("running", 1), ("pending", 1), ("dispatched", 2), ("failed", 2)]
     ages = [version(change(status, attempt)) for status, attempt in life]
     assert ages == sorted(set(ages))
 
 
-def test_what_came_meanwhile_follows_what_a_listener_begins_with() -> None:
+def test_changes_during_the_snapshot_follow_the_snapshot() -> None:
     async def listen() -> bytes:
         listener = Listener(Subject(Kind.QUEUE, "a"), START)
         listener.send(b"later ")
@@ -61,7 +61,7 @@ def test_what_came_meanwhile_follows_what_a_listener_begins_with() -> None:
     assert asyncio.run(listen()) == b"first later last"
 
 
-def test_who_is_too_slow_loses_what_waited_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_listener_loses_its_buffer_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "_MAX_BUFFER", 10)
 
     async def listen() -> None:
@@ -83,7 +83,7 @@ def test_who_is_too_slow_loses_what_waited_and_begins_again(monkeypatch: pytest.
     asyncio.run(listen())
 
 
-def test_lines_of_a_log_wait_for_a_slow_reader_and_are_not_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_lines_wait_for_a_slow_reader_and_are_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "_MAX_BUFFER", 10)
 
     async def listen() -> tuple[bytes, bool]:
@@ -101,14 +101,14 @@ def test_lines_of_a_log_wait_for_a_slow_reader_and_are_not_thrown_away(monkeypat
         said += await listener.next_chunk(0.001)
         waiting = asyncio.create_task(hear())
         await asyncio.sleep(0)
-        listener.close()  # the reader has gone
+        listener.close()  # the reader has disconnected
         await asyncio.wait_for(waiting, 5)
         return said, listener.is_lagging
 
     assert asyncio.run(listen()) == (b"first " + 20 * b"line ", False)
 
 
-def test_who_is_too_slow_before_it_has_begun_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_too_slow_for_its_snapshot_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "_MAX_EARLY_BUFFER", 10)
 
     async def listen() -> None:
@@ -122,7 +122,7 @@ def test_who_is_too_slow_before_it_has_begun_begins_again(monkeypatch: pytest.Mo
     asyncio.run(listen())
 
 
-def test_many_are_answered_by_one_read_and_none_by_one_that_has_begun() -> None:
+def test_callers_share_a_read_only_before_the_read_begins() -> None:
     reads: list[list[int]] = []
     begun, go = threading.Event(), threading.Event()
 
@@ -145,7 +145,7 @@ def test_many_are_answered_by_one_read_and_none_by_one_that_has_begun() -> None:
     assert reads == [[1, 2], [1]]
 
 
-def test_what_goes_wrong_is_for_those_who_asked() -> None:
+def test_a_failed_read_raises_only_in_its_callers() -> None:
     failures = [ValueError("no")]
 
     def read(keys: Sequence[int]) -> dict[int, int]:
@@ -165,7 +165,7 @@ def data_of(said: bytes) -> list[object]:
     return [msgspec.json.decode(line[6:]) for line in said.split(b"\n") if line.startswith(b"data: ")]
 
 
-def test_what_was_missed_is_told_by_what_it_is_about() -> None:
+def test_missed_changes_are_summarized_for_each_subject() -> None:
     entries = [
         Entry("6-0", Changes("g", tasks=[change("dispatched", run=RUN), change("dispatched", id=b"u" * 16)])),
         Entry("7-0", Changes("g", tasks=[change("success", run=RUN), change("success", queue="b")])),

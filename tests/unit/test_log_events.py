@@ -1,6 +1,6 @@
-"""Every line that the product logs begins with the name of an event, and docs/logs.md lists them all.
+"""Every log line of the product begins with the name of an event, and docs/logs.md lists all events.
 
-After a change: `python -m tests.unit.test_log_events` writes the list anew.
+After a change, `python -m tests.unit.test_log_events` rewrites the list.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEAD = "Each event with its levels, its fields and its meaning:\n\n"
 
 @cache
 def calls() -> list[tuple[str, ast.Call]]:
-    """Return every call that logs something, and where it stands."""
+    """Return every logging call with its location."""
     found = []
     for folder in ("orchestrator", "workers"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -40,7 +40,7 @@ def calls() -> list[tuple[str, ast.Call]]:
 
 def _logs(function: ast.expr) -> bool:
     if isinstance(function, ast.Name):
-        return function.id == "_log"  # of workers/reporting/task_log.py
+        return function.id == "_log"  # the helper of workers/reporting/task_log.py
     if not isinstance(function, ast.Attribute) or function.attr not in (*LEVELS, "exception", "log"):
         return False
     return ast.unparse(function.value).endswith(("log", "logger"))
@@ -59,7 +59,7 @@ def _level(call: ast.Call) -> str:
 
 
 def listed() -> str:
-    """Return the list of all events, as the documentation has it."""
+    """Return the list of all events, as docs/logs.md contains it."""
     levels: defaultdict[str, set[str]] = defaultdict(set)
     fields: defaultdict[str, list[str]] = defaultdict(list)
     meanings: defaultdict[str, list[str]] = defaultdict(list)
@@ -82,7 +82,7 @@ def listed() -> str:
 
 
 @pytest.mark.slow
-def test_each_line_has_the_name_of_an_event() -> None:
+def test_every_logging_call_names_an_event() -> None:
     assert len(calls()) > 100
     assert [place for place, call in calls() if not _text(call)] == []
 
@@ -92,14 +92,14 @@ def test_the_documentation_lists_every_event() -> None:
     assert listed() in PAGE.read_text(), "python -m tests.unit.test_log_events"
 
 
-def test_json_has_the_event_and_its_fields_beside_the_message() -> None:
+def test_json_lines_contain_the_event_and_its_fields() -> None:
     text = "worker.lost worker=%s reason=%r attempts=%d after %s s: its attempts run again"
     record = logging.LogRecord("orchestrator.scheduler", 30, "", 0, text, ("w1", "silent", 3, 5), None)
     line = json.loads(JsonFormatter().format(record))
     assert (line["event"], line["worker"], line["reason"], line["attempts"]) == ("worker.lost", "w1", "silent", 3)
 
 
-def test_a_line_that_a_task_prints_is_no_event_of_ours() -> None:
+def test_a_line_printed_by_a_task_is_not_an_event() -> None:
     record = logging.LogRecord("orchestrator.tasks", 20, "", 0, "shop.sold item=%s", ("bun",), None)
     assert "event" not in json.loads(JsonFormatter().format(record))
 

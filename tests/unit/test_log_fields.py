@@ -1,4 +1,4 @@
-"""A line of the log about one task or run has its ids as fields, for programs that read it."""
+"""Log lines about one task or run have its ids as fields, for programs that read the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TASK, RUN = bytes(range(16)), bytes(range(1, 17))
 
 
 def log_calls() -> Iterator[tuple[str, ast.Call]]:
-    """Yield each call of a logger in schedulers and workers, and where it stands."""
+    """Yield each logging call in schedulers and workers, with its location."""
     for folder in (ROOT / "orchestrator" / "scheduler", ROOT / "workers"):
         for path in sorted(folder.rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
@@ -36,7 +36,7 @@ def log_calls() -> Iterator[tuple[str, ast.Call]]:
 
 
 @pytest.mark.slow
-def test_every_line_that_names_an_id_has_it_as_a_field() -> None:
+def test_ids_in_log_lines_are_also_fields() -> None:
     names = {
         where: ast.unparse(call)
         for where, call in log_calls()
@@ -46,14 +46,14 @@ def test_every_line_that_names_an_id_has_it_as_a_field() -> None:
     assert [f"{where}: {text}" for where, text in names.items() if "extra=" not in text] == []
 
 
-def test_a_task_that_was_killed_with_its_process_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_a_task_killed_with_its_process(caplog: pytest.LogCaptureFixture) -> None:
     _timed_out(Limit(TASK, 3, deadline=10.0, timeout=5.0, retryable=True), now=20.0)
     (record,) = caplog.records
     line = json.loads(JsonFormatter().format(record))
     assert (line["task_id"], line["attempt"]) == (to_text(TASK), 3)
 
 
-def test_a_job_knows_what_a_line_about_it_says() -> None:
+def test_a_job_provides_the_fields_of_its_log_lines() -> None:
     dispatch = Dispatch(TASK, 2, "shop.charge", b"", "money", None, RUN, None, False, 0, None)
     job = Job(dispatch, Bundle("1", "money", "1-0", 1), 0, 0.0)
     record = logging.makeLogRecord({"msg": "hello", **job.fields})

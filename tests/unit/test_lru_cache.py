@@ -1,11 +1,11 @@
-"""What a leader keeps of what it used last."""
+"""A leader's cache of recently used values."""
 
 from __future__ import annotations
 
 from orchestrator.scheduler.runs.kinds import LruCache
 
 
-def test_what_was_used_longest_ago_goes_first() -> None:
+def test_the_least_recently_used_entry_is_evicted_first() -> None:
     cache: LruCache[str, int] = LruCache(10)
     cache.put("a", 1, 4)
     cache.put("b", 2, 4)
@@ -14,7 +14,7 @@ def test_what_was_used_longest_ago_goes_first() -> None:
     assert [name for name in "abc" if name in cache] == ["a", "c"]
 
 
-def test_what_came_last_is_kept_however_heavy_it_is() -> None:
+def test_the_newest_entry_is_kept_whatever_its_weight() -> None:
     cache: LruCache[str, int] = LruCache(10)
     cache.put("a", 1, 4)
     cache.put("b", 2, 40)
@@ -23,7 +23,7 @@ def test_what_came_last_is_kept_however_heavy_it_is() -> None:
     assert (cache.get("b"), cache.get("c")) == (None, 3)
 
 
-def test_what_is_put_again_or_dropped_weighs_nothing_more() -> None:
+def test_replaced_and_dropped_entries_have_no_weight() -> None:
     cache: LruCache[str, int] = LruCache(10)
     for _ in range(100):
         cache.put("a", 1, 4)

@@ -1,4 +1,4 @@
-"""Middleware: what its hooks see and may change, in which order, and that it costs nothing where there is none."""
+"""Middleware: what its hooks see and may change, and in which order. Without middleware, hooks cost nothing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ tenant: ContextVar[Any] = ContextVar("tenant")
 
 
 class Stored:
-    """A backend that keeps what is enqueued."""
+    """A backend that keeps enqueued tasks."""
 
     def __init__(self) -> None:
         self.tasks = self
@@ -84,8 +84,8 @@ class Stored:
         return [parse_options(task.options).headers for task in self.new]
 
 
-class Noting(Middleware):
-    """Notes in one list what happens to it, under its name."""
+class RecordingMiddleware(Middleware):
+    """Records its calls in one list, under its name."""
 
     def __init__(self, name: str, seen: list[str]) -> None:
         self.name = name
@@ -147,29 +147,29 @@ def run(app: Orchestrator, name: str, *args: Any, options: str | None = None) ->
     return asyncio.run(runner.run_async(job)) if app.tasks[name]._is_async else runner.run(job)
 
 
-# -- enqueueing
+# -- enqueue hooks
 
 
-def test_hooks_stand_around_an_enqueue_in_order() -> None:
+def test_enqueue_hooks_wrap_a_call_in_order() -> None:
     seen: list[str] = []
-    app, stored = application(Noting("outer", seen))
-    app.middleware.add(Noting("inner", seen))
+    app, stored = application(RecordingMiddleware("outer", seen))
+    app.middleware.add(RecordingMiddleware("inner", seen))
     app.enqueue("plain")
     assert seen == ["outer before enqueue plain", "inner before enqueue plain", "inner after", "outer after"]
     assert stored.headers == [{"outer": "set", "inner": "set"}]
 
 
 @pytest.mark.parametrize("kind", ["enqueue", "aenqueue"])
-def test_what_fails_reaches_the_hooks_and_the_caller(kind: str) -> None:
+def test_an_error_of_an_enqueue_reaches_the_hooks_and_the_caller(kind: str) -> None:
     seen: list[str] = []
-    app, stored = application(Noting("one", seen))
+    app, stored = application(RecordingMiddleware("one", seen))
     stored.fails = True
     with pytest.raises(OSError, match="away"):
         _ = app.enqueue("plain") if kind == "enqueue" else asyncio.run(app.aenqueue("plain"))
     assert seen == ["one before enqueue plain", "one OSError"]
 
 
-def test_a_hook_refuses_a_call() -> None:
+def test_a_hook_rejects_a_call() -> None:
     class Refusing(Middleware):
         def enqueue(self, call: EnqueueCall) -> None:
             if call.args == ("bad",) or call.kwargs == {"word": "bad"}:
@@ -197,7 +197,7 @@ def test_a_hook_changes_options() -> None:
     assert parse_options(app.tasks["plain"]._place((), {}).options).retry.max == 0, "the task itself stays as it is"
 
 
-def test_an_unknown_option_is_refused() -> None:
+def test_an_unknown_option_set_by_a_hook_is_rejected() -> None:
     class Wrong(Middleware):
         def enqueue(self, call: EnqueueCall) -> None:
             call.options["prority"] = 7
@@ -207,7 +207,7 @@ def test_an_unknown_option_is_refused() -> None:
         app.enqueue("plain")
 
 
-def test_hooks_are_called_for_each_of_many() -> None:
+def test_hooks_run_for_each_call_of_a_bulk_enqueue() -> None:
     seen: list[str] = []
 
     class Numbering(Middleware):
@@ -223,7 +223,7 @@ def test_hooks_are_called_for_each_of_many() -> None:
     assert seen == ["c", "b", "a"]
 
 
-def test_an_exception_that_a_hook_swallows_is_raised_all_the_same() -> None:
+def test_an_exception_swallowed_by_a_hook_is_still_raised() -> None:
     class Swallowing(Middleware):
         def enqueue(self, call: EnqueueCall) -> Iterator[None]:
             del call
@@ -269,7 +269,7 @@ def test_children_inherit_headers_without_any_middleware() -> None:
     assert found == [{"a": "1", "b": "2"}, {"a": "1", "b": "1"}, {"a": "1", "b": "1"}]
 
 
-def test_an_asynchronous_hook_is_awaited_where_there_is_a_loop() -> None:
+def test_an_async_hook_is_awaited_by_async_calls() -> None:
     seen: list[str] = []
 
     class Both(Middleware):
@@ -289,7 +289,7 @@ def test_an_asynchronous_hook_is_awaited_where_there_is_a_loop() -> None:
     assert seen == ["enqueue plain", "aenqueue", "after"]
 
 
-def test_headers_are_given_as_an_option() -> None:
+def test_headers_can_be_set_as_an_option() -> None:
     app, stored = application()
     app.tasks["plain"].options(headers={"tenant": "acme"}).enqueue()
     assert stored.headers == [{"tenant": "acme"}]
@@ -306,7 +306,7 @@ def test_headers_are_given_as_an_option() -> None:
         ("abc", "expected a mapping of names to strings"),
     ],
 )
-def test_headers_have_bounds(headers: Any, words: str) -> None:
+def test_invalid_headers_are_rejected(headers: Any, words: str) -> None:
     app, stored = application()
     with pytest.raises(InvalidTask, match=words):
         app.tasks["plain"].options(headers=headers)
@@ -321,13 +321,13 @@ def test_headers_have_bounds(headers: Any, words: str) -> None:
     assert stored.new == []
 
 
-# -- running
+# -- hooks of attempts
 
 
 @pytest.mark.parametrize("name", ["plain", "later"])
-def test_hooks_stand_around_an_attempt(name: str) -> None:
+def test_hooks_wrap_an_attempt_in_order(name: str) -> None:
     seen: list[str] = []
-    app, _ = application(Noting("outer", seen), Noting("inner", seen))
+    app, _ = application(RecordingMiddleware("outer", seen), RecordingMiddleware("inner", seen))
     assert isinstance(run(app, name), Succeeded)
     assert seen == [f"outer before execute {name}", f"inner before execute {name}", "inner after", "outer after"]
     seen.clear()
@@ -336,7 +336,7 @@ def test_hooks_stand_around_an_attempt(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "later"])
-def test_a_hook_decides_by_an_exception_what_becomes_of_an_attempt(name: str) -> None:
+def test_exceptions_of_hooks_decide_the_outcome_of_an_attempt(name: str) -> None:
     class Later(Middleware):
         def execute(self, ctx: TaskContext) -> Iterator[None]:
             try:
@@ -358,7 +358,7 @@ def test_a_hook_decides_by_an_exception_what_becomes_of_an_attempt(name: str) ->
     assert (report.error.kind, report.error.message) == ("PermissionError", "acme")
 
 
-def test_an_asynchronous_hook_stands_around_an_asynchronous_task() -> None:
+def test_an_async_hook_wraps_an_async_task() -> None:
     seen: list[str] = []
 
     class Both(Middleware):
@@ -378,7 +378,7 @@ def test_an_asynchronous_hook_stands_around_an_asynchronous_task() -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "later"])
-def test_a_variable_that_a_hook_sets_is_not_there_for_the_next_task(name: str) -> None:
+def test_a_context_variable_of_a_hook_does_not_reach_the_next_task(name: str) -> None:
     class Setting(Middleware):
         def execute(self, ctx: TaskContext) -> None:
             if "tenant" in ctx.headers:
@@ -391,7 +391,7 @@ def test_a_variable_that_a_hook_sets_is_not_there_for_the_next_task(name: str) -
     assert (first.result, second.result) == (b"\xa4acme", b"\xc0")
 
 
-def test_the_context_says_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_context_shows_headers_failures_and_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     app, _ = application()
     found: list[TaskContext] = []
 
@@ -403,11 +403,11 @@ def test_the_context_says_what_came_before(monkeypatch: pytest.MonkeyPatch) -> N
     assert (found[0].headers, found[0].failures, found[0].is_after_loss) == ({"a": "b"}, 2, True)
 
 
-# -- turns
+# -- workflow turns
 
 
 def turn_of(app: Orchestrator) -> tuple[Runner, Job]:
-    """Return the first turn of a workflow, and what runs it."""
+    """Return a runner, and the job of a workflow's first turn."""
 
     @app.workflow(name="flow")
     async def flow(ctx: WorkflowContext) -> str:
@@ -421,7 +421,7 @@ def turn_of(app: Orchestrator) -> tuple[Runner, Job]:
     return runner_of(app), job
 
 
-def test_hooks_stand_around_a_turn_and_set_what_its_code_sees(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_turn_hook_sets_context_variables_and_cannot_fail_the_turn(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[TurnContext] = []
 
     class Setting(Middleware):
@@ -442,7 +442,7 @@ def test_hooks_stand_around_a_turn_and_set_what_its_code_sees(caplog: pytest.Log
 
 
 @pytest.mark.parametrize(("error", "charged"), [(ValueError("no"), True), (RetryLater(5), False)])
-def test_an_exception_before_a_turn_keeps_it_from_being_taken(error: Exception, charged: bool) -> None:
+def test_an_exception_before_a_turn_prevents_the_turn(error: Exception, charged: bool) -> None:
     class Failing(Middleware):
         def turn(self, ctx: TurnContext) -> None:
             assert ctx.workflow == "flow"
@@ -455,7 +455,7 @@ def test_an_exception_before_a_turn_keeps_it_from_being_taken(error: Exception, 
     assert report.charged is charged
 
 
-# -- ends
+# -- outcomes of attempts
 
 
 ERROR = TaskError("ValueError", "no")
@@ -473,39 +473,41 @@ ERROR = TaskError("ValueError", "no")
         (Returned(TASK, 1, "no free slot"), None, None),
     ],
 )
-def test_outcomes(report: AttemptReport, options: str | None, outcome: str | None) -> None:
+def test_an_attempt_has_the_outcome_of_its_report(
+    report: AttemptReport, options: str | None, outcome: str | None
+) -> None:
     end = attempt_end(new_job("plain", options=options), report)
     assert (end and end.outcome) == outcome
     if end is not None and outcome != "lost":
         assert end.seconds == 2.5
 
 
-def test_what_was_cancelled_has_neither_failed_nor_succeeded() -> None:
+def test_a_cancelled_attempt_has_neither_failed_nor_succeeded() -> None:
     job = new_job("plain")
     job.stop_with(TaskAborted, 101.0)
     for report in (Failed(TASK, 1, 2.5, ERROR), Succeeded(TASK, 1, 2.5, b"\xc0")):
         end = attempt_end(job, report)
         assert end is not None
         assert end.outcome == "cancelled"
-    job.completion = b"\xc0"  # in its transaction
+    job.completion = b"\xc0"  # completed in its own transaction
     end = attempt_end(job, report)
     assert end is not None
     assert end.outcome == "success"
 
 
-def test_what_ends_a_cancelled_execution_is_no_attempt_of_a_task() -> None:
+def test_the_end_of_a_cancelled_execution_is_not_an_attempt() -> None:
     call = ExecutorCall("process", {"command": ["true"]}, ends=Record(name="x", attempt=1, failures=0, since=0.0))
     options = msgspec.json.encode(TaskOptions(executor=call)).decode()
     assert attempt_end(new_job("process", options=options), Succeeded(TASK, 1, 2.5, b"\xc0")) is None
 
 
-def test_a_hook_that_fails_after_the_end_keeps_nobody_from_hearing_of_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_end_hook_does_not_stop_the_other_hooks(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(Middleware):
         def ended(self, ctx: TaskContext, end: AttemptEnd) -> None:
             raise ValueError(ctx, end)
 
     seen: list[str] = []
-    app, _ = application(Failing(), Noting("next", seen))
+    app, _ = application(Failing(), RecordingMiddleware("next", seen))
     runner_of(app).ended(new_job("plain"), Succeeded(TASK, 1, 2.5, b"\xc0"))
     assert seen == ["next plain success"]
     assert "middleware.failed hook=" in caplog.text
@@ -514,7 +516,7 @@ def test_a_hook_that_fails_after_the_end_keeps_nobody_from_hearing_of_it(caplog:
 # -- context variables
 
 
-def test_context_variables_travel() -> None:
+def test_context_variables_travel_with_tasks() -> None:
     app, stored = application(context=[tenant])
     app.enqueue("plain")
     token = tenant.set({"name": "acme", "plan": [1, 2.5, None]})
@@ -529,7 +531,7 @@ def test_context_variables_travel() -> None:
 
 
 @pytest.mark.parametrize("value", [{1, 2}, float("nan"), object()])
-def test_context_variables_hold_json(value: Any) -> None:
+def test_context_variables_must_hold_json(value: Any) -> None:
     app, _ = application(context=[tenant])
     token = tenant.set(value)
     try:
@@ -542,7 +544,7 @@ def test_context_variables_hold_json(value: Any) -> None:
         tenant.reset(token)
 
 
-# -- mistakes
+# -- invalid middleware
 
 
 class OnlyAsync(Middleware):
@@ -574,17 +576,17 @@ class Misspelt(Middleware):
         ({"context": [tenant, ContextVar("tenant")]}, "each with a name of its own"),
     ],
 )
-def test_mistakes_are_found_at_once(given: dict[str, Any], words: str) -> None:
+def test_invalid_middleware_and_context_are_rejected_at_once(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         Orchestrator(**given)
 
 
-# -- what it costs
+# -- costs
 
 
 @contextmanager
 def counting() -> Iterator[Counter[str]]:
-    """Count the functions of ours that are called, by name."""
+    """Count the calls of the product's functions, by name."""
     ours, found = str(Path(orchestrator.__file__).parent), Counter[str]()
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -599,8 +601,8 @@ def counting() -> Iterator[Counter[str]]:
         sys.setprofile(None)
 
 
-def test_nothing_is_called_without_middleware() -> None:
-    """The numbers are those of the release without middleware. If you add a call on purpose, write down the new one."""
+def test_without_middleware_no_further_function_is_called() -> None:
+    """The numbers are those of the release before middleware. If you add a call on purpose, update the number."""
     app, _ = application()
     runner, plain = runner_of(app), app.tasks["plain"]
     for expected, act in ((33, lambda: plain.enqueue("a")), (21, lambda: runner.run(new_job("plain", "a")))):

@@ -1,4 +1,4 @@
-"""The examples of docs/middleware.md do what they say."""
+"""The examples of docs/middleware.md work as described."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_example_is_tested() -> None:
     assert set(EXAMPLES) == {"timing.py", "tenants.py", "observed.py"}
 
 
-def test_timing(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_timing_example_logs_durations_and_failures(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     _, app, stored = example("timing.py")
     app.tasks["timing.resize"].enqueue("a.png")
@@ -45,7 +45,7 @@ def test_timing(caplog: pytest.LogCaptureFixture) -> None:
     assert "timing.resize: failure ValueError" in caplog.text
 
 
-def test_tenants() -> None:
+def test_the_tenants_example_requires_and_restores_a_tenant() -> None:
     names, app, stored = example("tenants.py")
     with pytest.raises(PermissionError, match=r"tenants\.invoice: no tenant"):
         app.tasks["tenants.invoice"].enqueue(7)
@@ -58,8 +58,8 @@ def test_tenants() -> None:
     assert report.result == b"\xa6acme-7"
 
 
-class Kept(Transport):
-    """Keeps what would be sent."""
+class KeptEvents(Transport):
+    """Keeps events instead of sending them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Kept(Transport):
         self.events.append(envelope.get_event())
 
 
-def test_sentry_and_structlog() -> None:
+def test_the_observed_example_reports_errors_and_log_context() -> None:
     _, app, _ = example("observed.py")
     lines: list[Any] = []
     processors: list[Any] = [structlog.contextvars.merge_contextvars, lambda *event: lines.append(event[2])]
@@ -80,7 +80,7 @@ def test_sentry_and_structlog() -> None:
         log.info("works")
         raise ValueError(word)
 
-    kept = Kept()
+    kept = KeptEvents()
     with sentry_sdk.new_scope():
         sentry_sdk.init("https://key@sentry.invalid/1", transport=kept, default_integrations=False)
         try:

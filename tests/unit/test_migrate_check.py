@@ -1,4 +1,4 @@
-"""`orchestrator migrate check`: a project is read, line by line, and never imported."""
+"""`orchestrator migrate check` reads a project line by line, and never imports it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def found(folder: Path) -> list[tuple[str, str, str]]:
     return [(f"{use.file}:{use.line}", use.what, str(use.verdict)) for use in read_project(folder).uses]
 
 
-def test_each_use_has_its_line_and_verdict(tmp_path: Path) -> None:
+def test_each_use_is_listed_with_its_line_and_verdict(tmp_path: Path) -> None:
     assert found(project(tmp_path, tasks=TASKS)) == [
         ("tasks.py:1", "import celery", "moves"),
         ("tasks.py:2", "import celery.schedules", "moves"),
@@ -84,7 +84,7 @@ def test_each_use_has_its_line_and_verdict(tmp_path: Path) -> None:
     ]
 
 
-def test_calls_of_tasks_are_found_where_the_library_is_not_imported(tmp_path: Path) -> None:
+def test_calls_of_tasks_are_found_without_an_import_of_the_library(tmp_path: Path) -> None:
     project(tmp_path, shop__views="from shop.tasks import send\nsend.delay(1)\ntask()\n", shop__tasks=TASKS)
     assert ("shop/views.py:2", "delay(…)", "moves") in found(tmp_path)
     assert [use for use in found(tmp_path) if use[0].startswith("shop/views")] == [
@@ -92,7 +92,7 @@ def test_calls_of_tasks_are_found_where_the_library_is_not_imported(tmp_path: Pa
     ]
 
 
-def test_rq_and_dramatiq_are_known_too(tmp_path: Path) -> None:
+def test_rq_and_dramatiq_are_recognized(tmp_path: Path) -> None:
     jobs = """
         from rq import Queue, Worker
         from rq_scheduler import Scheduler
@@ -120,7 +120,7 @@ def test_rq_and_dramatiq_are_known_too(tmp_path: Path) -> None:
     ]
 
 
-def test_libraries_beside_them_are_known_and_attributes_of_others_are_not_taken_for_theirs(tmp_path: Path) -> None:
+def test_related_libraries_are_recognized_and_foreign_attributes_ignored(tmp_path: Path) -> None:
     beside = "import django_rq\nfrom django_celery_beat.models import PeriodicTask\nfrom kombu import Queue\n"
     project(tmp_path, tasks="from rq.job import Job\n", beside=beside, spans="span.set_status(1)\n")
     assert found(tmp_path) == [
@@ -132,7 +132,7 @@ def test_libraries_beside_them_are_known_and_attributes_of_others_are_not_taken_
     assert "orchestrator schedules" in read_project(tmp_path).uses[1].note
 
 
-def test_settings_of_django_and_of_a_module_are_found(tmp_path: Path) -> None:
+def test_settings_of_django_and_of_config_modules_are_found(tmp_path: Path) -> None:
     settings = 'CELERY_BROKER_URL = "x"\nCELERY_TASK_ALWAYS_EAGER = True\nDEBUG = True\n'
     project(tmp_path, tasks="from celery import shared_task\n", settings=settings, celeryconfig="broker_url = 'x'\n")
     assert found(tmp_path)[:3] == [
@@ -162,7 +162,7 @@ def test_the_diff_changes_imports_and_can_be_applied(tmp_path: Path) -> None:
     compile((shop / "tasks.py").read_text(), "tasks.py", "exec")
 
 
-def test_the_score_and_the_counts_are_told(tmp_path: Path) -> None:
+def test_the_score_and_the_counts_are_printed(tmp_path: Path) -> None:
     project(tmp_path, tasks=TASKS)
     told = CliRunner().invoke(main, ["migrate", "check", str(tmp_path)])
     assert told.exit_code == 0
@@ -181,7 +181,7 @@ def test_the_score_and_the_counts_are_told(tmp_path: Path) -> None:
     assert empty.stdout == "1 file read; Celery, RQ and Dramatiq are not used.\n"
 
 
-def test_odd_files_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
     project(
         tmp_path,
         good="# coding: latin-1\nfrom celery import Celery  # é\n".encode("latin-1"),
@@ -214,7 +214,7 @@ def test_odd_files_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
     assert "files could not be read.\n" in CliRunner().invoke(main, ["migrate", "check", str(tmp_path)]).stdout
 
 
-def test_uses_of_results_and_libraries_below_celery_are_named(tmp_path: Path) -> None:
+def test_uses_of_results_and_of_celerys_libraries_are_found(tmp_path: Path) -> None:
     tasks = """
         from billiard.exceptions import SoftTimeLimitExceeded
         from celery.result import allow_join_result
@@ -235,7 +235,7 @@ def test_uses_of_results_and_libraries_below_celery_are_named(tmp_path: Path) ->
     ]
 
 
-def test_waiting_in_tasks_limits_and_settings_without_an_effect_are_named(tmp_path: Path) -> None:
+def test_waits_in_tasks_and_settings_without_effect_are_found(tmp_path: Path) -> None:
     tasks = """
         from celery import shared_task
 
@@ -260,7 +260,7 @@ def test_waiting_in_tasks_limits_and_settings_without_an_effect_are_named(tmp_pa
 
 
 @pytest.mark.parametrize("library", [CELERY, RQ, DRAMATIQ], ids=["Celery", "RQ", "Dramatiq"])
-def test_what_is_said_to_move_can_be_imported_and_what_is_said_to_stay_cannot(library: Library) -> None:
+def test_names_that_move_can_be_imported_and_names_that_stay_cannot(library: Library) -> None:
     for module, names in library.names.items():
         target = library.modules.get(module)
         if target is None:
@@ -280,7 +280,7 @@ def test_what_is_said_to_move_can_be_imported_and_what_is_said_to_stay_cannot(li
             assert there is (rule.verdict is not Verdict.STAYS) or is_refused_when_used, f"{module}.{name}"
 
 
-def test_options_that_are_said_to_move_are_taken_by_the_layer() -> None:
+def test_enqueue_options_that_move_are_accepted_by_the_rq_layer() -> None:
     from orchestrator.compat.rq.call import OPTIONS
     from orchestrator.compat.rq.queue import _REFUSED
 
@@ -290,7 +290,7 @@ def test_options_that_are_said_to_move_are_taken_by_the_layer() -> None:
     assert {*_REFUSED} <= {name for name, rule in RQ.calls["enqueue"].items() if rule.verdict is Verdict.STAYS}
 
 
-def test_what_is_said_of_celery_agrees_with_the_layer() -> None:
+def test_the_rules_for_celery_agree_with_its_layer() -> None:
     known = {*conf.DEFAULTS, *conf.WITHOUT_EFFECT, *conf.REFUSED}
     assert {*CELERY.settings} <= known
     stay = {name for name, rule in CELERY.settings.items() if rule.verdict is Verdict.STAYS}
@@ -315,7 +315,7 @@ def is_refused(holder: object, name: str) -> bool:
     return False
 
 
-def test_every_note_says_something() -> None:
+def test_every_rule_has_a_note_unless_its_use_moves() -> None:
     for library in LIBRARIES.values():
         tables = [*library.names.values(), *library.calls.values(), library.attributes, library.settings]
         for name, rule in ((name, rule) for table in tables for name, rule in table.items()):
@@ -323,7 +323,7 @@ def test_every_note_says_something() -> None:
 
 
 @pytest.mark.slow
-def test_a_project_is_read_without_the_libraries(tmp_path: Path) -> None:
+def test_a_project_is_read_without_its_libraries_installed(tmp_path: Path) -> None:
     project(tmp_path, tasks=TASKS)
     program = "import sys; sys.modules['celery'] = sys.modules['rq'] = None; from orchestrator.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", program, "migrate", "check", str(tmp_path)], capture_output=True)
@@ -335,7 +335,7 @@ PART = re.compile(r"<!-- rq -->\n.*?<!-- /rq -->\n", re.DOTALL)
 
 
 def differences() -> str:
-    """Return what the guide says of RQ: all of the table that is not the same here."""
+    """Return the guide's table for RQ: all rules with a note."""
     rules = {
         **{f"rq.{name}": rule for name, rule in RQ.names["rq"].items()},
         **{
@@ -356,7 +356,7 @@ def differences() -> str:
     return f"<!-- rq -->\n| RQ | here |\n|---|---|\n{rows}\n<!-- /rq -->\n"
 
 
-def test_the_guide_says_what_the_table_says() -> None:
+def test_the_guide_matches_the_rules_for_rq() -> None:
     assert PART.search(GUIDE.read_text(encoding="utf-8"))[0] == differences()  # type: ignore[index]
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in calls of the Python API: each is refused where it stands, in words that say what to write."""
+"""Mistakes in calls of the Python API are rejected where they are made, with an error that says what to write."""
 
 # ruff: noqa: ARG005
 from __future__ import annotations
@@ -37,7 +37,7 @@ def app() -> Orchestrator:
 # -- the application
 
 
-def test_an_application_is_made_of_settings_and_of_nothing_else() -> None:
+def test_an_application_accepts_only_settings() -> None:
     for given in ("shop", {"namespace": "shop"}, Orchestrator()):
         with pytest.raises(TypeError, match=r"expected Settings\(…\), or .*Orchestrator\(namespace='shop'\), found "):
             Orchestrator(given)  # type: ignore[arg-type]
@@ -57,14 +57,14 @@ async def later() -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize("function", [numbers, later])
-def test_a_generator_is_no_task(app: Orchestrator, function: Callable[[], Any]) -> None:
+def test_a_generator_is_rejected_as_a_task(app: Orchestrator, function: Callable[[], Any]) -> None:
     for register in (app.task, app.task(retries=3)):
         with pytest.raises(InvalidTask, match=r"found a generator, which has `yield`: .* Return a list\."):
             register(function)
     assert dict(app.tasks) == {}
 
 
-def test_a_generator_is_no_workflow_and_no_handler_either(app: Orchestrator) -> None:
+def test_a_generator_is_rejected_as_a_workflow_and_as_a_handler(app: Orchestrator) -> None:
     with pytest.raises(InvalidWorkflow, match="expected an `async def` function without `yield`"):
         generator: Any = later
         app.workflow(generator)
@@ -85,7 +85,7 @@ def test_a_generator_is_no_workflow_and_no_handler_either(app: Orchestrator) -> 
 # -- arguments
 
 
-def test_a_misspelt_argument_is_told_the_nearest_and_an_option_its_place(app: Orchestrator) -> None:
+def test_errors_suggest_argument_names_and_the_place_of_options(app: Orchestrator) -> None:
     @app.task
     def resize(path: str, width: int = 100) -> None: ...
 
@@ -118,25 +118,27 @@ def test_a_misspelt_argument_is_told_the_nearest_and_an_option_its_place(app: Or
         ({"unique_key": 1.5}, "Option unique_key: .*a whole number or a UUID, found 1.5"),
     ],
 )
-def test_an_option_says_what_to_write(app: Orchestrator, options: dict[str, Any], message: str) -> None:
+def test_the_error_of_an_invalid_option_says_what_to_write(
+    app: Orchestrator, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidTask, match=message):
         app.task(**options)
 
 
-def test_a_workflow_says_what_to_write(app: Orchestrator) -> None:
+def test_the_error_of_an_invalid_workflow_option_says_what_to_write(app: Orchestrator) -> None:
     with pytest.raises(InvalidWorkflow, match="Option timeout: expected a number of seconds .* Write 30."):
         app.workflow(timeout="30s")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("backoff", ["exponental", "computed", "listed", 5])
-def test_a_backoff_is_one_of_few(backoff: Any) -> None:
+def test_an_unknown_backoff_is_rejected(backoff: Any) -> None:
     with pytest.raises(InvalidTask, match="Retry: expected 'exponential', 'linear', 'constant', a list"):
         Retry(backoff=backoff)
     with pytest.raises(InvalidTask, match="Did you mean 'exponential'"):
         Retry(backoff="exponental")  # type: ignore[arg-type]
 
 
-def test_keys_are_texts_whole_numbers_and_uuids(app: Orchestrator) -> None:
+def test_keys_may_be_strings_integers_and_uuids(app: Orchestrator) -> None:
     for given in ("7", 7, SOMETHING):
         task = app.task(name="t", unique_key=given, concurrency_key=lambda given: given)(lambda given: None)
         placed = task._call_options.placed("t", {"given": given}, 60.0)
@@ -145,7 +147,7 @@ def test_keys_are_texts_whole_numbers_and_uuids(app: Orchestrator) -> None:
 
 
 @pytest.mark.parametrize("option", ["unique_key", "concurrency_key"])
-def test_a_key_that_names_an_argument_is_not_one_key_for_all(app: Orchestrator, option: str) -> None:
+def test_a_key_that_is_an_argument_name_is_rejected(app: Orchestrator, option: str) -> None:
     one: Any = {option: "customer_id"}
     with pytest.raises(
         InvalidTask, match=rf"'mail', option {option}: .* Write {option}=lambda customer_id, \*\*_: cust"
@@ -155,11 +157,11 @@ def test_a_key_that_names_an_argument_is_not_one_key_for_all(app: Orchestrator, 
         app.task(name="mail", **one)(lambda customer_id: None)
     assert dict(app.tasks) == {}
     task: Any = app.task(name="mail", **one)(lambda customer: None)
-    task.options(**{option: "customer"})  # which may be data of the program
+    task.options(**{option: "customer"})  # may be data of the program
 
 
 @pytest.mark.parametrize("option", ["unique_key", "concurrency_key", "weight"])
-def test_a_function_of_the_arguments_is_checked_where_it_stands(app: Orchestrator, option: str) -> None:
+def test_functions_in_options_must_accept_the_arguments_of_the_task(app: Orchestrator, option: str) -> None:
     def declare(compute: Callable[..., Any], function: Callable[..., Any] = lambda customer, subject: None) -> Any:
         one: Any = {option: compute}
         app.tasks.pop("mail", None)
@@ -186,12 +188,12 @@ def test_a_function_of_the_arguments_is_checked_where_it_stands(app: Orchestrato
         lambda customer, subject, b=1: 1,
     ):
         declare(fitting)
-    declare(lambda customer, area, **_: 1, lambda customer, **more: None)  # which may be given an area
+    declare(lambda customer, area, **_: 1, lambda customer, **more: None)  # a call may contain an area
     with pytest.raises(InvalidTask, match=rf"option {option}: .* Write {option}=lambda customer, "):
         declare(lambda **_: 1).options(**{option: lambda customer: 1})
 
 
-def test_a_method_of_celery_says_what_to_write(app: Orchestrator) -> None:
+def test_methods_of_celery_raise_errors_with_the_replacement(app: Orchestrator) -> None:
     @app.task
     def resize(path: str) -> None: ...
 
@@ -210,7 +212,7 @@ def test_a_method_of_celery_says_what_to_write(app: Orchestrator) -> None:
 
 
 @pytest.mark.parametrize("timeout", ["5", True, timedelta(seconds=5), float("nan")])
-def test_whoever_waits_gives_a_number_of_seconds(app: Orchestrator, timeout: Any) -> None:
+def test_wait_timeouts_must_be_numbers_of_seconds(app: Orchestrator, timeout: Any) -> None:
     task, run, workflow = app.handle(SOMETHING), app.run(SOMETHING), app.workflow_run(SOMETHING)
     calls: list[Callable[[], Any]] = [
         lambda: task.result(timeout),
@@ -230,7 +232,7 @@ def test_whoever_waits_gives_a_number_of_seconds(app: Orchestrator, timeout: Any
             call()
 
 
-def test_an_infinite_time_is_no_limit() -> None:
+def test_an_infinite_timeout_is_no_limit() -> None:
     assert TimeLimit(float("inf")).give_up_at is None
 
 
@@ -246,7 +248,7 @@ def test_an_infinite_time_is_no_limit() -> None:
         ("Berlin", "Did you mean 'Europe/Berlin'"),
     ],
 )
-def test_a_zone_is_named_after_a_place(app: Orchestrator, zone: str, message: str) -> None:
+def test_an_unknown_time_zone_gets_a_suggestion(app: Orchestrator, zone: str, message: str) -> None:
     with pytest.raises(InvalidWorkflow, match=f"unknown time zone '{zone.replace('+', '.')}'.*{message}"):
         app.schedule(cron="0 3 * * *", timezone=zone)(app.task(name="nightly")(lambda: None))
 
@@ -254,7 +256,7 @@ def test_a_zone_is_named_after_a_place(app: Orchestrator, zone: str, message: st
 # -- mocks
 
 
-def test_a_mock_stands_for_something_that_there_is(app: Orchestrator) -> None:
+def test_a_mock_must_replace_an_existing_task_or_workflow(app: Orchestrator) -> None:
     @app.task(name="ship")
     def ship() -> str:
         return ""

@@ -1,4 +1,4 @@
-"""Tasks in modules of their own: `Orchestrator(include=…)`, and packages whose `tasks` modules are found."""
+"""Tasks in modules of their own: `Orchestrator(include=…)`, and discovery of `tasks` modules in packages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TASK = "from bakery.app import app\n\n\n@app.task\ndef bake(loaves: int) -> int:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Write the files of a project whose folder is the current one."""
+    """A function that writes the modules of a project into the current folder."""
     monkeypatch.chdir(tmp_path)
     before = set(sys.modules)
     path = list(sys.path)
@@ -52,7 +52,7 @@ def test_included_modules_are_imported_when_the_application_is_loaded(write: Wri
 
 
 @pytest.mark.slow
-def test_they_are_imported_in_a_program_when_something_is_not_known(write: Write) -> None:
+def test_a_program_imports_included_modules_when_a_name_is_unknown(write: Write) -> None:
     write(bakery__app=app(include=["bakery.bread"]), bakery__bread=TASK)
     program = """
         from bakery.app import app
@@ -65,14 +65,14 @@ def test_they_are_imported_in_a_program_when_something_is_not_known(write: Write
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ask", ["queues()", "load_modules()", "code_workflows.find('bakery.bread.order')"])
-def test_whatever_needs_to_know_all_tasks_imports_them(write: Write, ask: str) -> None:
+def test_calls_that_need_all_tasks_import_included_modules(write: Write, ask: str) -> None:
     order = "\n\n@app.workflow\nasync def order(ctx: object) -> None: ...\n"
     write(bakery__app=app(include=["bakery.bread"]), bakery__bread=TASK + order)
     program = f"from bakery.app import app\napp.{ask}\nassert app.tasks and app.code_workflows"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_modules_called_tasks_are_found_wherever_they_are_below_a_package(write: Write) -> None:
+def test_tasks_modules_are_found_anywhere_below_a_package(write: Write) -> None:
     write(
         bakery__app=app(autodiscover=["bakery"]),
         bakery__tasks=TASK,
@@ -126,7 +126,7 @@ def test_modules_called_tasks_are_found_wherever_they_are_below_a_package(write:
         ),
     ],
 )
-def test_an_error_names_the_module_and_what_is_wrong_with_it(
+def test_an_import_error_names_the_module_and_the_reason(
     write: Write, given: dict[str, Any], files: dict[str, str], said: str
 ) -> None:
     write(bakery__app=app(**given), **files)
@@ -155,7 +155,7 @@ def test_an_error_names_the_module_and_what_is_wrong_with_it(
         ),
     ],
 )
-def test_an_application_that_raises_is_told_in_a_line_with_its_place(write: Write, body: str, said: str) -> None:
+def test_an_application_that_raises_is_reported_with_its_line(write: Write, body: str, said: str) -> None:
     write(bakery__app=body)
     with pytest.raises(ImportFailed, match=f"^The application bakery.app:app cannot be loaded. {said}"):
         load_app("bakery.app:app")
@@ -174,7 +174,7 @@ def test_an_application_that_raises_is_told_in_a_line_with_its_place(write: Writ
         ("bakery.two", "holds 2 applications. Name one: bakery.two:one, bakery.two:two."),
     ],
 )
-def test_only_applications_that_are_there_are_suggested(write: Write, given: str, said: str) -> None:
+def test_only_existing_applications_are_suggested(write: Write, given: str, said: str) -> None:
     two = "from orchestrator import Orchestrator\n\none, two = Orchestrator(), Orchestrator()\n"
     write(bakery__app=app(), bakery__celery=app(), bakery__none="", bakery__two=two)
     with pytest.raises(ConfigurationError, match=re.escape(said) + ("$" if said.endswith("'.") else "")):
@@ -183,20 +183,20 @@ def test_only_applications_that_are_there_are_suggested(write: Write, given: str
 
 @pytest.mark.parametrize("given", ["shop.mail", ["shop mail"], [1], [""]])
 @pytest.mark.parametrize("option", ["include", "autodiscover"])
-def test_what_is_no_list_of_names_is_refused_at_once(option: str, given: Any) -> None:
+def test_invalid_lists_of_modules_are_rejected_at_once(option: str, given: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf"Orchestrator\({option}=…\): expected a list of names"):
         Orchestrator(Settings(), **{option: given})
 
 
-def test_an_unknown_task_is_still_unknown(write: Write) -> None:
+def test_an_unknown_task_is_reported_after_the_imports(write: Write) -> None:
     write(bakery__app=app(include=["bakery.bread"]), bakery__bread=TASK)
     with pytest.raises(UnknownTask, match="Did you mean 'bakery.bread.bake'"):
         load_app("bakery.app:app").find_task("bakery.bread.bak")
 
 
 @pytest.mark.slow
-def test_a_program_that_declares_tasks_loads_no_library_of_the_servers(write: Write) -> None:
-    """A web application pays for this import at each start, and may never enqueue."""
+def test_a_program_that_declares_tasks_loads_no_server_library(write: Write) -> None:
+    """A web application pays for this import at each start, and may never enqueue a task."""
     write(bakery__app=app() + TASK.partition("\n\n\n")[2])
     program = """
         import sys
@@ -226,7 +226,7 @@ assert not heavy, heavy
 
 
 @pytest.mark.slow
-def test_a_scheduler_loads_nothing_that_a_namespace_without_work_does_not_use() -> None:
-    """Each tenant may have one, with a namespace of its own."""
+def test_a_scheduler_loads_only_modules_that_it_always_uses() -> None:
+    """Each tenant may have a scheduler, for a namespace without work."""
     done = subprocess.run([sys.executable, "-c", _A_SCHEDULER], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The text that Prometheus reads, and the small server that answers it."""
+"""The text that Prometheus scrapes, and the small server that returns it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from orchestrator.store.load import QueueLoad
 from tests.waiting import eventually
 
 
-def test_samples_are_written_with_their_labels_and_whatever_stands_in_them() -> None:
+def test_samples_are_written_with_escaped_labels() -> None:
     text = render(
         [
             gauge("up", "Whether\nit is.", ({}, 1)),
@@ -46,7 +46,7 @@ def test_samples_are_written_with_their_labels_and_whatever_stands_in_them() -> 
     ]
 
 
-def test_buckets_of_a_histogram_hold_all_that_is_smaller() -> None:
+def test_histogram_buckets_are_cumulative() -> None:
     times = Histogram((0.1, 1))
     times.add(0.1)
     times.add(0.5, times=3)
@@ -60,7 +60,7 @@ def test_buckets_of_a_histogram_hold_all_that_is_smaller() -> None:
     ]
 
 
-def test_queues_with_most_to_do_have_labels_of_their_own_and_the_rest_is_one() -> None:
+def test_the_busiest_queues_have_labels_and_the_rest_shares_one_label() -> None:
     loads = [
         QueueLoad(queue=f"q{n}", ready=n, delayed=1, in_flight=0, oldest=float(n), slots=1, paused=n == 0)
         for n in range(MAX_QUEUES + 5)
@@ -78,18 +78,18 @@ def test_queues_with_most_to_do_have_labels_of_their_own_and_the_rest_is_one() -
     ("text", "expected"),
     [("9464", ("127.0.0.1", 9464)), ("0.0.0.0:1", ("0.0.0.0", 1)), ("[::1]:0", ("::1", 0)), ("a.b:80", ("a.b", 80))],
 )
-def test_a_port_alone_is_for_this_machine(text: str, expected: tuple[str, int]) -> None:
+def test_a_port_alone_means_the_local_machine(text: str, expected: tuple[str, int]) -> None:
     assert parse_address(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "x", "70000", ":80", "-1", "a:b", "1.2.3.4:", "²"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_rejected(text: str) -> None:
     with pytest.raises(ConfigurationError, match="Setting metrics: expected a port"):
         parse_address(text)
 
 
 class Subject:
-    """A process that can be in trouble."""
+    """A process that can have problems."""
 
     def __init__(self) -> None:
         self.trouble: dict[str, str] = {}
@@ -133,7 +133,7 @@ def get(server: Listener, path: str) -> tuple[int, str]:
     return ask(server, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")
 
 
-def test_metrics_health_and_readiness_are_told(
+def test_metrics_health_and_readiness_are_served(
     server: Listener, subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert get(server, "/metrics?x=1") == (200, "# HELP answer The answer.\n# TYPE answer gauge\nanswer 42\n")
@@ -150,7 +150,9 @@ def test_metrics_health_and_readiness_are_told(
     assert ask(server, "HEAD /healthz HTTP/1.1\r\n\r\n") == (200, "")
 
 
-def test_what_is_not_served_is_refused_and_a_defect_ends_nothing(server: Listener, subject: Subject) -> None:
+def test_invalid_requests_are_rejected_and_a_defect_does_not_stop_the_server(
+    server: Listener, subject: Subject
+) -> None:
     assert get(server, "/etc/passwd")[0] == 404
     assert ask(server, "POST /metrics HTTP/1.1\r\n\r\n")[0] == 405
     assert ask(server, "\r\n\r\n")[0] == 400
@@ -159,7 +161,9 @@ def test_what_is_not_served_is_refused_and_a_defect_ends_nothing(server: Listene
     assert get(server, "/healthz")[0] == 200
 
 
-def test_who_says_nothing_or_too_much_keeps_nobody_waiting(server: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_and_oversized_clients_do_not_block_the_server(
+    server: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     silent = [connect(server) for _ in range(listening._MAX_CONNECTIONS - 1)]
     assert get(server, "/healthz")[0] == 200
     with connect(server) as loud:
@@ -171,7 +175,7 @@ def test_who_says_nothing_or_too_much_keeps_nobody_waiting(server: Listener, mon
         connection.close()
 
 
-def test_an_address_that_is_taken_is_tried_again(
+def test_listening_on_a_taken_address_is_retried(
     subject: Subject, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(listening, "_RETRY_INTERVAL", 0.05)

@@ -1,4 +1,4 @@
-"""The mutations of `scripts/mutations` can still be made: the product is written as each of them expects it."""
+"""The mutations of `scripts/mutations` still match the product's code."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def test_every_mutation_still_applies() -> None:
         compile(mutation.mutated(REPOSITORY), mutation.file, "exec")
 
 
-def test_a_mutation_whose_text_is_gone_says_so() -> None:
+def test_a_mutation_with_missing_text_raises_an_error() -> None:
     mutation = Mutation("gone", "", "orchestrator/scheduler/term.py", "no such text", "", ())
     with pytest.raises(NotThere, match="gone: expected its old text once in orchestrator/scheduler/term.py, found"):
         mutation.mutated(REPOSITORY)
 
 
-def test_each_has_a_name_of_its_own_and_somebody_who_finds_it() -> None:
+def test_each_mutation_has_a_unique_name_and_a_test_that_finds_it() -> None:
     assert max(Counter(mutation.name for mutation in MUTATIONS).values()) == 1
     assert all(mutation.finders for mutation in MUTATIONS)
 
 
 @pytest.mark.parametrize("finder", {finder.arguments: finder for one in MUTATIONS for finder in one.finders}.values())
-def test_what_is_to_find_them_is_there(finder: Finder) -> None:
+def test_the_tests_that_find_mutations_exist(finder: Finder) -> None:
     re.compile(finder.says)
     for argument in finder.arguments:
         file, _, test = argument.partition("::")

@@ -1,4 +1,4 @@
-"""Which queues an application and a workflow name."""
+"""The queues that an application or a workflow names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from orchestrator import Orchestrator, WorkflowContext
 from orchestrator.domain.dag.definition import Definition, Hook, Registered, Step, named_queues
 
 
-def test_the_queues_that_an_application_names() -> None:
+def test_the_queues_of_an_application_are_listed() -> None:
     app = Orchestrator(routes={"mail.*": "mail", "odd.*": "routed"})
     assert app.queues() == ["default", "mail", "routed"]
 
@@ -25,7 +25,7 @@ def test_the_queues_that_an_application_names() -> None:
     assert app.queues() == ["default", "after", "images", "mail", "orders", "routed", "trouble"]
 
 
-def test_the_queues_that_a_workflow_names() -> None:
+def test_the_queues_of_a_workflow_are_listed() -> None:
     steps = (
         Step(name="a", task="t"),
         Step(name="b", task="t", queue="own"),
@@ -36,7 +36,7 @@ def test_the_queues_that_a_workflow_names() -> None:
     assert named_queues(definition) == {"flow", "own", "of-task", "of-hook"}
 
 
-def test_a_queue_in_which_nothing_runs_is_not_among_them() -> None:
+def test_queues_in_which_nothing_runs_are_not_listed() -> None:
     own = Step(name="a", task="t", queue="own", registered=Registered(queue="of-task"))
     child = Step(name="b", workflow="y", queue="nothing-runs-here")
     hook = Hook(task="t", registered=Registered(queue="of-hook"))

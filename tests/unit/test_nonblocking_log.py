@@ -1,4 +1,4 @@
-"""A log whose reader does not read holds nobody up."""
+"""A log whose output is not read blocks no process."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def read_all(reader: int) -> list[str]:
     return found.decode().splitlines()
 
 
-def test_a_long_line_is_written_at_once_where_a_pipe_cannot_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without `/proc`, all but its first 4 kB waited for the line after it."""
+def test_a_long_line_is_written_at_once_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `/proc`, a pipe cannot be opened again; all but the first 4 kB of a line waited for the next line."""
     reader, writer = os.pipe()
     monkeypatch.setattr(nonblocking_log, "os", SimpleNamespace(**vars(os) | {"open": _refuse}))
     logger_of(NonblockingHandler(writer)).warning("x" * 20_000)
     assert read_all(reader) == ["x" * 20_000]
     for _ in range(9):
-        logger_of(NonblockingHandler(writer)).warning("x" * 20_000)  # more than a pipe holds, and nobody waits
+        logger_of(NonblockingHandler(writer)).warning("x" * 20_000)  # more than a pipe holds, without blocking
     os.close(reader)
     os.close(writer)
 
@@ -68,7 +68,7 @@ def _refuse(*_: object) -> int:
 
 
 @pytest.mark.slow
-def test_lines_that_nobody_reads_are_kept_then_dropped_and_counted(ends: tuple[int, int]) -> None:
+def test_unread_lines_are_kept_then_dropped_and_counted(ends: tuple[int, int]) -> None:
     reader, writer = ends
     handler = NonblockingHandler(writer)
     logger = logger_of(handler)
@@ -87,7 +87,7 @@ def test_lines_that_nobody_reads_are_kept_then_dropped_and_counted(ends: tuple[i
     handler.close()
 
 
-def test_the_end_of_a_process_waits_a_moment_only(ends: tuple[int, int]) -> None:
+def test_the_end_of_a_process_waits_only_briefly_for_its_log(ends: tuple[int, int]) -> None:
     _, writer = ends
     handler = NonblockingHandler(writer)
     logger = logger_of(handler)
@@ -97,7 +97,7 @@ def test_the_end_of_a_process_waits_a_moment_only(ends: tuple[int, int]) -> None
     handler.close()
 
 
-def test_a_reader_that_is_gone_is_nobodys_trouble() -> None:
+def test_a_closed_reader_raises_no_error() -> None:
     reader, writer = os.pipe()
     handler = NonblockingHandler(writer)
     os.close(reader)
@@ -107,13 +107,13 @@ def test_a_reader_that_is_gone_is_nobodys_trouble() -> None:
     os.close(writer)
 
 
-def test_what_logging_config_has_closed_writes_to_nobody_else(ends: tuple[int, int]) -> None:
+def test_a_handler_closed_by_logging_config_writes_to_no_other_descriptor(ends: tuple[int, int]) -> None:
     reader, writer = ends
     handler = NonblockingHandler(writer)
     logger = logger_of(handler)
     logger.warning("before")
     logging.config.dictConfig({"version": 1, "incremental": False, "disable_existing_loggers": False})
-    stranger, login_limits = os.pipe()  # takes the numbers that have become free
+    stranger, login_limits = os.pipe()  # reuses the freed descriptor numbers
     logger.warning("after")
     os.set_blocking(stranger, False)
     with pytest.raises(BlockingIOError):
@@ -124,7 +124,7 @@ def test_what_logging_config_has_closed_writes_to_nobody_else(ends: tuple[int, i
     handler.close()
 
 
-def test_a_file_is_written_where_others_write_too(tmp_path: Path) -> None:
+def test_lines_are_written_to_a_file_with_other_writers(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("wb") as file:
         logger = logger_of(NonblockingHandler(file.fileno()))
@@ -137,11 +137,11 @@ def test_a_file_is_written_where_others_write_too(tmp_path: Path) -> None:
     assert third.startswith("a line of this log cannot be formatted: '%d': TypeError")
 
 
-def test_lines_go_where_they_went_though_somebody_closes_the_descriptor(tmp_path: Path) -> None:
+def test_lines_reach_their_file_although_its_descriptor_was_replaced(tmp_path: Path) -> None:
     given = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     handler = NonblockingHandler(given)
     other = os.open(tmp_path / "other", os.O_WRONLY | os.O_CREAT)
-    os.dup2(other, given)  # closed, and opened by somebody else
+    os.dup2(other, given)  # closes the descriptor, and opens another file as it
     logger_of(handler).warning("a line")
     handler.close()
     os.close(given)

@@ -1,4 +1,4 @@
-"""The OpenAPI document is one that programs make clients of."""
+"""Programs can generate clients from the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.api.routes import ROUTES
 
 
 def parts(schema: Any, place: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every object of a document, with its place."""
+    """Yield every object of a document with its location."""
     if isinstance(schema, dict):
         yield place, schema
     items = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
@@ -18,7 +18,7 @@ def parts(schema: Any, place: str = "#") -> Iterator[tuple[str, dict[str, Any]]]
         yield from parts(item, f"{place}/{name}")
 
 
-def test_every_list_says_what_it_is_of() -> None:
+def test_every_array_declares_its_items() -> None:
     lists = [(place, part) for place, part in parts(openapi.document(ROUTES)) if part.get("type") == "array"]
     assert len(lists) > 50
     assert [place for place, part in lists if "items" not in part] == []

@@ -1,4 +1,4 @@
-"""An outage is told once when it begins and once when it is over."""
+"""An outage is logged once when it begins and once when it ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pass_time(outage: Outage, clock: Clock, seconds: int, *, works: bool) -> Non
         outage.worked() if works else outage.failed("gone")
 
 
-def test_one_line_on_entering_and_one_on_leaving(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_is_logged_at_its_start_and_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     redis = outage(clock)
     with caplog.at_level(logging.INFO, "test"):
@@ -49,7 +49,7 @@ def test_one_line_on_entering_and_one_on_leaving(caplog: pytest.LogCaptureFixtur
     ]
 
 
-def test_each_of_two_outages_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_of_two_outages_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     redis = outage(clock)
     with caplog.at_level(logging.INFO, "test"):
@@ -64,7 +64,7 @@ def test_each_of_two_outages_is_told(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_what_comes_and_goes_is_told_seldom(caplog: pytest.LogCaptureFixture) -> None:
+def test_frequent_short_outages_are_logged_rarely(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     redis = outage(clock)
     with caplog.at_level(logging.INFO, "test"):
@@ -80,7 +80,7 @@ def test_what_comes_and_goes_is_told_seldom(caplog: pytest.LogCaptureFixture) ->
     assert len(caplog.records) == 2, "after a calm minute all is as it was"
 
 
-def test_an_outage_counts_from_when_it_began(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_duration_counts_from_the_start_of_the_outage(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     redis = outage(clock)
     redis.failed("it has not answered for 3.0 s", age=3.0)
@@ -88,7 +88,7 @@ def test_an_outage_counts_from_when_it_began(caplog: pytest.LogCaptureFixture) -
     assert caplog.records[-1].message == "service.available: Redis can be used again, after 4.0 s"
 
 
-def test_an_error_is_told_in_one_line_and_without_its_command() -> None:
+def test_an_error_is_logged_in_one_line_without_its_command() -> None:
     quoted = OutOfMemoryError("Command # 1 (XADD events * d \x01\n\x02) of pipeline caused error: not allowed")
     assert first_line(quoted) == "not allowed"
     assert first_line(OSError("first\nsecond")) == "first"
@@ -107,7 +107,7 @@ def test_an_error_is_told_in_one_line_and_without_its_command() -> None:
         ("wrong number of arguments for 'xadd' command", False),
     ],
 )
-def test_a_refused_write_is_known_by_its_class(said: str, is_refusal: bool) -> None:
+def test_writes_rejected_by_redis_raise_their_own_error_class(said: str, is_refusal: bool) -> None:
     class Answering:
         _sock = None
         _parser = SimpleNamespace(_reader=SimpleNamespace(gets=lambda: ResponseError(said)))
@@ -118,7 +118,7 @@ def test_a_refused_write_is_known_by_its_class(said: str, is_refusal: bool) -> N
     class Connection(_RefusalErrors, Answering):
         pass
 
-    for options in ({}, {"push_request": False}):  # past the driver's layers, and its own way
+    for options in ({}, {"push_request": False}):  # with our short way to read a reply, and with the driver's
         with pytest.raises(ResponseError) as caught:
             Connection().read_response(**options)
         assert isinstance(caught.value, REFUSED) is is_refusal

@@ -1,4 +1,4 @@
-"""Classes of the application's own as arguments and results."""
+"""The application's own classes as arguments and results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.sdk.values.payload import decode_call, decode_value, encode_ca
 
 
 class Money:
-    """An amount, which msgspec does not know."""
+    """An amount, of a type that msgspec does not know."""
 
     def __init__(self, amount: int, currency: str) -> None:
         self.amount, self.currency = amount, currency
@@ -32,12 +32,12 @@ class Money:
 
 
 class Tip(Money):
-    """Travels as what it is a kind of."""
+    """Travels as its base class."""
 
 
 @dataclass
 class Line:
-    """Has one as a field."""
+    """Has a field of a registered type."""
 
     price: Money
 
@@ -54,32 +54,38 @@ def pay(one: Money, some: list[Money], maybe: Money | None, named: dict[str, Mon
     return one
 
 
-def sent(function: Any, *args: Any) -> list[Any]:
+def round_trip(function: Any, *args: Any) -> list[Any]:
     payload = encode_call("pay", args, {}, 10_000)
     signature = Signature("pay", function)
     signature.check_types(args, {}, payload)
     return signature.restore(*decode_call(payload))[0]
 
 
-def test_they_come_back_as_what_they_were() -> None:
+def test_registered_types_round_trip() -> None:
     one, two = Money(1, "EUR"), Money(2, "EUR")
-    assert sent(pay, one, [one, two], None, {"a": two}, Line(one)) == [one, [one, two], None, {"a": two}, Line(one)]
-    assert sent(pay, one, [], two, {}, Line(one))[2] == two
-    assert sent(pay, Tip(3, "EUR"), [], None, {}, Line(one))[0] == Money(3, "EUR")
+    assert round_trip(pay, one, [one, two], None, {"a": two}, Line(one)) == [
+        one,
+        [one, two],
+        None,
+        {"a": two},
+        Line(one),
+    ]
+    assert round_trip(pay, one, [], two, {}, Line(one))[2] == two
+    assert round_trip(pay, Tip(3, "EUR"), [], None, {}, Line(one))[0] == Money(3, "EUR")
     data = encode_value(two, "The result", 1_000)
     assert decode_value(data) == "2 EUR"
     assert Signature("pay", pay).restore_result(decode_value(data)) == two
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_and_unregistered_types_are_rejected() -> None:
     with pytest.raises(InvalidTask, match="argument 'one'"):
-        sent(pay, "nothing", [], None, {}, Line(Money(1, "EUR")))
+        round_trip(pay, "nothing", [], None, {}, Line(Money(1, "EUR")))
     conversion._codecs.clear()
     with pytest.raises(PayloadError, match="Money is not plain data"):
         encode_value(Money(1, "EUR"), "The result", 1_000)
 
 
 @pytest.mark.parametrize("kind", [Line, int, dict])
-def test_what_travels_by_itself_needs_none(app: Orchestrator, kind: type) -> None:
+def test_supported_types_cannot_be_registered(app: Orchestrator, kind: type) -> None:
     with pytest.raises(InvalidTask, match=f"{kind.__name__} is supported already"):
         app.register_type(kind, encode=str, decode=kind)

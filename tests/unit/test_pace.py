@@ -1,4 +1,4 @@
-"""What a leader learns from ticks that took too long."""
+"""A leader does less in a tick, and sets runs aside, after ticks that took too long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RUN, OTHER = b"run", b"other"
 
 
 class Clock:
-    """Stands still until it is turned."""
+    """Stands still until the test advances it."""
 
     now = 0.0
 
@@ -44,7 +44,7 @@ def planned(pace: Pace, *runs: bytes) -> TickBudget:
     return budget
 
 
-def test_a_tick_has_a_share_of_the_lease(pace: Pace, clock: Clock) -> None:
+def test_a_tick_may_take_a_share_of_the_lease(pace: Pace, clock: Clock) -> None:
     budget = pace.budget()
     assert budget.slice == SLICE
     assert not budget.is_spent
@@ -53,10 +53,8 @@ def test_a_tick_has_a_share_of_the_lease(pace: Pace, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("runs", [(), (RUN,), (RUN, OTHER)])
-def test_after_a_tick_that_was_ended_for_its_time_the_next_does_as_little_as_can_be_done(
-    pace: Pace, clock: Clock, runs: tuple[bytes, ...]
-) -> None:
-    """However little of the processor it had, and whoever it worked for."""
+def test_the_tick_after_a_timed_out_tick_does_the_minimum(pace: Pace, clock: Clock, runs: tuple[bytes, ...]) -> None:
+    """However little processor time the tick had, and whichever runs it planned."""
     ended_while_planning(pace, *runs)
     budget = pace.budget()
     assert budget.slice == 1
@@ -65,13 +63,13 @@ def test_after_a_tick_that_was_ended_for_its_time_the_next_does_as_little_as_can
     assert budget.refused == set()
 
 
-def test_a_tick_that_failed_soon_says_nothing_about_time(pace: Pace) -> None:
+def test_a_quickly_failed_tick_does_not_shrink_the_next(pace: Pace) -> None:
     ended_while_planning(pace, RUN, took=0.1)
     assert pace.budget().slice == SLICE
 
 
-def test_ticks_come_to_do_what_can_be_done_in_time(pace: Pace) -> None:
-    """Each step takes so long, of a tick that Postgres ends if it takes longer than it may."""
+def test_ticks_settle_at_the_work_that_fits_their_time(pace: Pace) -> None:
+    """Each step takes a fixed time, and a tick that takes longer than it may is ended."""
     ended: list[int] = []
     sizes: list[int] = []
     for number in range(500):
@@ -90,7 +88,7 @@ def test_ticks_come_to_do_what_can_be_done_in_time(pace: Pace) -> None:
     assert pace.budget().slice == SLICE, "and all of it, when others have left the machine"
 
 
-def test_what_was_too_much_is_approached_slowly(pace: Pace) -> None:
+def test_the_budget_grows_slowly_toward_the_size_that_failed(pace: Pace) -> None:
     ended_while_planning(pace, RUN, OTHER)
     sizes = [planned(pace).slice for _ in range(40)]
     assert sizes == sorted(sizes)
@@ -99,8 +97,8 @@ def test_what_was_too_much_is_approached_slowly(pace: Pace) -> None:
 
 
 @pytest.mark.parametrize(("by_postgres", "times"), [(True, 2), (False, 3)])
-def test_a_run_that_is_too_much_alone_is_refused(pace: Pace, by_postgres: bool, times: int) -> None:
-    """Also if others are planned in time between."""
+def test_a_run_that_exceeds_ticks_on_its_own_is_set_aside(pace: Pace, by_postgres: bool, times: int) -> None:
+    """Even if other runs are planned in between."""
     for _ in range(times):
         assert pace.budget().refused == set()
         ended_while_planning(pace, RUN, by_postgres=by_postgres)
@@ -114,14 +112,14 @@ def test_a_run_that_is_too_much_alone_is_refused(pace: Pace, by_postgres: bool, 
     assert pace.budget().refused == set(), "somebody has freed it, and it is tried as often as others"
 
 
-def test_a_run_that_was_planned_in_time_is_not_held_to_what_was_before(pace: Pace) -> None:
+def test_a_run_planned_in_time_clears_its_earlier_timeouts(pace: Pace) -> None:
     for _ in range(6):
         ended_while_planning(pace, RUN)
         assert planned(pace, RUN, OTHER).suspects == {RUN}
     assert pace.budget().refused == set()
 
 
-def test_runs_are_not_blamed_together(pace: Pace) -> None:
+def test_runs_planned_together_are_not_blamed(pace: Pace) -> None:
     for _ in range(6):
         ended_while_planning(pace, RUN, OTHER, by_postgres=True)
     assert pace.budget().refused == set()

@@ -1,4 +1,4 @@
-"""Patterns of texts that msgspec checks."""
+"""Patterns of strings that msgspec checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.domain.plain import anchored
 @pytest.mark.parametrize(
     ("text", "fits"), [("ab", True), ("ab\n", False), ("\nab", False), ("a", True), ("abx", False)]
 )
-def test_only_a_whole_text_fits(text: str, fits: bool) -> None:
+def test_a_pattern_matches_only_whole_strings(text: str, fits: bool) -> None:
     type_ = Annotated[str, msgspec.Meta(pattern=anchored("a|ab"))]
     if fits:
         assert msgspec.convert(text, type_) == text
@@ -25,7 +25,7 @@ def test_only_a_whole_text_fits(text: str, fits: bool) -> None:
             msgspec.convert(text, type_)
 
 
-def test_no_pattern_ends_where_a_line_break_may_follow() -> None:
+def test_no_pattern_accepts_a_trailing_line_break() -> None:
     ends = re.compile(r'pattern=[rf]*"[^"\n]*(?<!\*)\$"')
     package = Path(orchestrator.__file__).parent
     files = [file for folder in (package, package / "workers") for file in folder.rglob("*.py")]

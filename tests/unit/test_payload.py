@@ -1,4 +1,4 @@
-"""Arguments and results arrive in the annotated types; whatever cannot be accepted fails in the caller."""
+"""Arguments and results arrive in the annotated types; values that cannot be accepted fail in the caller."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def job_for(new: NewTask) -> Job:
 
 @pytest.fixture
 def app() -> Orchestrator:
-    """An application without services: whatever tried to write would fail with ConfigurationError."""
+    """An application without services: any attempt to write fails with ConfigurationError."""
     return Orchestrator(Settings(max_payload=10_000))
 
 
@@ -181,7 +181,7 @@ def echo_task(app: Orchestrator, kind: Any, seen: list[Any]) -> Task[..., Any]:
 
 @pytest.mark.parametrize(("value", "kind"), ROUND_TRIPS, ids=lambda part: f"{part!r:.40}")
 @pytest.mark.parametrize("named", [False, True], ids=["positional", "named"])
-def test_round_trip(app: Orchestrator, value: Any, kind: Any, named: bool) -> None:
+def test_values_round_trip_through_a_task(app: Orchestrator, value: Any, kind: Any, named: bool) -> None:
     """Caller → payload → worker → function → result → caller."""
     seen: list[Any] = []
     task = echo_task(app, kind, seen)
@@ -202,7 +202,7 @@ def test_round_trip(app: Orchestrator, value: Any, kind: Any, named: bool) -> No
         | st.integers(-(2**63), 2**64 - 1)
         | st.floats(allow_nan=False)
         | st.binary()
-        # A lone surrogate is refused, below.
+        # A lone surrogate is rejected, below.
         | st.text(st.characters(exclude_categories=["Cs"])),
         lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner),
         max_leaves=20,
@@ -214,7 +214,7 @@ def test_plain_data_needs_no_annotation(value: Any) -> None:
     assert arrived == value
 
 
-def test_variable_arguments_are_annotated_one_by_one(app: Orchestrator) -> None:
+def test_variable_arguments_are_converted_one_by_one(app: Orchestrator) -> None:
     def collect(*points: Point, **ids: UUID) -> list[Any]:
         assert points == (POINT, POINT)
         assert ids == {"a": KEY}
@@ -226,8 +226,8 @@ def test_variable_arguments_are_annotated_one_by_one(app: Orchestrator) -> None:
     )
 
 
-def test_an_argument_that_does_not_fit_its_annotation_fails_once_and_for_all(app: Orchestrator) -> None:
-    """A step of a workflow, say, whose input nobody could compare with the signature before."""
+def test_a_mismatched_argument_fails_the_task_without_retry(app: Orchestrator) -> None:
+    """For example in a workflow step, whose input could not be compared with the signature before."""
     task = app.task(name="typed", retries=3)(_typed)
     unfit = msgspec.structs.replace(task._new((1,), {}), payload=encode_value((["not a number"], {}), "it", 100))
     report = Runner(app, ClosedOutbox(), Allowed(app, [])).run(job_for(unfit))
@@ -240,7 +240,7 @@ def _typed(number: int) -> int:
     return number
 
 
-def test_a_result_that_cannot_be_serialised_fails_the_task(app: Orchestrator) -> None:
+def test_a_result_that_cannot_be_serialized_fails_the_task(app: Orchestrator) -> None:
     report = Runner(app, ClosedOutbox(), Allowed(app, [])).run(
         job_for(app.task(name="odd")(lambda: object())._new((), {}))
     )
@@ -266,7 +266,7 @@ def loop() -> list[Any]:
     ["\ud800", 10**30, nested(10_000), nested(900), {"k": object()}, b"x" * 10_001],
     ids=["a surrogate", "a huge number", "ten thousand levels", "nine hundred levels", "an object", "too much"],
 )
-def test_a_result_that_cannot_be_stored_fails_once_and_for_all(app: Orchestrator, result: Any) -> None:
+def test_a_result_that_cannot_be_stored_fails_the_task_without_retry(app: Orchestrator, result: Any) -> None:
     task = app.task(name="odd", retries=5)(lambda: result)
     report = Runner(app, ClosedOutbox(), Allowed(app, [])).run(job_for(task._new((), {})))
     assert isinstance(report, Failed)
@@ -309,7 +309,7 @@ def long_chain() -> Exception:
     ],
     ids=["unprintable", "a group of groups", "a long chain", "NUL", "ten megabytes", "itself", "its name", "an exit"],
 )
-def test_whatever_a_task_raises_can_be_reported(app: Orchestrator, error: BaseException) -> None:
+def test_any_exception_of_a_task_can_be_reported(app: Orchestrator, error: BaseException) -> None:
     def fail() -> None:
         raise error
 
@@ -320,9 +320,7 @@ def test_whatever_a_task_raises_can_be_reported(app: Orchestrator, error: BaseEx
     assert b"\0" not in (report.error.kind + report.error.message + report.error.traceback).encode()
 
 
-def test_more_than_a_message_holds_is_not_enqueued_inside_a_task(
-    app: Orchestrator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_cannot_enqueue_more_than_a_message_holds(app: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "_MAX_ENQUEUED", 100_000)
     inner = app.task(name="inner")(lambda text: text)
     outbox = KeptOutbox()
@@ -336,7 +334,7 @@ def test_more_than_a_message_holds_is_not_enqueued_inside_a_task(
     assert outbox.tasks == []
 
 
-# -- what the caller is refused
+# -- calls that are rejected
 
 
 def resize(path: str, width: int = 100, *, exact: bool = False) -> str:
@@ -377,7 +375,7 @@ bad_arguments = pytest.mark.parametrize(
 
 
 @bad_arguments
-def test_bad_arguments(
+def test_invalid_arguments_are_rejected(
     app: Orchestrator, arguments: tuple[Any, ...], keywords: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     task = app.task(name="resize")(resize)
@@ -393,7 +391,7 @@ def test_bad_arguments(
 @pytest.mark.parametrize(
     "bad", ["de", b"de", bytearray(b"de"), 7, None, {"de"}, iter(["de"])], ids=lambda bad: type(bad).__name__
 )
-def test_what_is_no_call_is_refused_with_its_place(app: Orchestrator, bad: Any) -> None:
+def test_an_invalid_call_in_a_bulk_enqueue_is_named_by_its_index(app: Orchestrator, bad: Any) -> None:
     task = app.task(name="spread")(lambda *names: names)
     wanted = r"Task 'spread', calls\[2\]: expected the arguments of one call, .*; found .*\(value,\)\."
     with pytest.raises(InvalidTask, match=wanted):
@@ -419,7 +417,7 @@ BERLIN = ZoneInfo("Europe/Berlin")
     ],
     ids=["time", "microseconds", "nested"],
 )
-def test_a_time_of_day_that_would_lose_its_zone_is_refused(app: Orchestrator, value: Any) -> None:
+def test_a_time_of_day_with_a_named_zone_is_rejected(app: Orchestrator, value: Any) -> None:
     task = app.task(name="opens")(lambda at: at)
     with pytest.raises(PayloadError, match=r"Argument 1 of task 'opens'.* has the zone Europe/Berlin.* a datetime, or"):
         task.enqueue(value)
@@ -430,12 +428,12 @@ def test_a_time_of_day_that_would_lose_its_zone_is_refused(app: Orchestrator, va
 @pytest.mark.parametrize(
     "value", [time_of_day(1), time_of_day(1, tzinfo=UTC), time_of_day(1, 2, 3, 4, timezone(timedelta(hours=2)))]
 )
-def test_other_times_of_day_travel(value: time_of_day) -> None:
+def test_times_of_day_without_a_named_zone_round_trip(value: time_of_day) -> None:
     assert convert(decode_value(encode_value(value, "it", 1_000)), time_of_day) == value
     assert decode_value(encode_value({"01:00:00": [value, "01:00:00"]}, "it", 1_000))["01:00:00"][1] == "01:00:00"
 
 
-def test_calls_that_cannot_be_gone_through_are_refused(app: Orchestrator) -> None:
+def test_an_invalid_list_of_calls_is_rejected(app: Orchestrator) -> None:
     task: Any = app.task(name="spread")(lambda *names: names)
     calls: Any = 7
     numbered: Any = {1: 2}
@@ -445,13 +443,13 @@ def test_calls_that_cannot_be_gone_through_are_refused(app: Orchestrator) -> Non
         app.enqueue_many(task, [numbered])
 
 
-def test_a_keyword_that_is_no_text_is_refused(app: Orchestrator) -> None:
+def test_a_keyword_that_utf8_cannot_encode_is_rejected(app: Orchestrator) -> None:
     with pytest.raises(PayloadError, match=r"The arguments of task 'any' cannot be serialised.*surrogates"):
         app.task(name="any")(lambda **names: names).enqueue(**{"\ud800": 1})
 
 
-def test_a_good_call_gets_as_far_as_the_database(app: Orchestrator) -> None:
-    """So that the tests above know that nothing was about to be written."""
+def test_a_valid_call_reaches_the_database(app: Orchestrator) -> None:
+    """A valid call fails only there, so the rejected calls above did not try to write."""
     with pytest.raises(ConfigurationError, match="database_url|redis_url"):
         app.task(name="resize")(resize).enqueue("a.png")
 
@@ -503,8 +501,10 @@ BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("options", "error", "message"), BAD_OPTIONS, ids=lambda part: f"{part!r:.50}")
-def test_bad_options(app: Orchestrator, options: dict[str, Any], error: type[Exception], message: str) -> None:
-    """On the decorator and per call alike."""
+def test_invalid_options_are_rejected(
+    app: Orchestrator, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """On the decorator, and in a call."""
     with pytest.raises(error, match=message):
         app.task(name="resize", **options)(resize)
     assert not app.tasks
@@ -512,7 +512,7 @@ def test_bad_options(app: Orchestrator, options: dict[str, Any], error: type[Exc
         app.task(name="resize")(resize).options(**options)
 
 
-def test_good_options_travel_with_the_task(app: Orchestrator) -> None:
+def test_valid_options_are_stored_with_the_task(app: Orchestrator) -> None:
     task = app.task(
         name="resize", queue="images/a", priority=-100, retries=Retry(max=2, base=0.5), timeout=timedelta(minutes=1)
     )(resize)
@@ -528,7 +528,7 @@ def test_good_options_travel_with_the_task(app: Orchestrator) -> None:
     assert app.task(name="resize")(resize)._new(("a",), {}).options is None
 
 
-def test_unknown_task_with_the_nearest_name(app: Orchestrator) -> None:
+def test_an_unknown_task_gets_a_suggestion(app: Orchestrator) -> None:
     app.task(name="images.resize")(resize)
     with pytest.raises(UnknownTask, match=r"'images.risize'. Did you mean 'images.resize'\? Known: images.resize."):
         app.enqueue("images.risize", "a.png")
@@ -537,12 +537,12 @@ def test_unknown_task_with_the_nearest_name(app: Orchestrator) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "two words", "x" * 129, "nul\0", "\ud800", 7, "a,b"])
-def test_bad_task_names(app: Orchestrator, name: Any) -> None:
+def test_invalid_task_names_are_rejected(app: Orchestrator, name: Any) -> None:
     with pytest.raises(InvalidTask, match="A task name has 1 to 128 letters"):
         app.task(name=name)(resize)
 
 
-def test_two_functions_cannot_be_one_task(app: Orchestrator) -> None:
+def test_a_task_name_can_be_registered_only_once(app: Orchestrator) -> None:
     app.task(name="same")(resize)
     with pytest.raises(InvalidTask, match="Task name 'same' is registered twice"):
         app.task(name="same")(_typed)
@@ -551,7 +551,7 @@ def test_two_functions_cannot_be_one_task(app: Orchestrator) -> None:
 # -- on_success
 
 
-def test_on_success_is_refused_where_no_task_runs(app: Orchestrator) -> None:
+def test_on_success_is_rejected_outside_a_task(app: Orchestrator) -> None:
     task = app.task(name="resize", on_success=True)(resize)
     calls: list[Callable[[], object]] = [
         lambda: task.enqueue("a"),
@@ -564,7 +564,7 @@ def test_on_success_is_refused_where_no_task_runs(app: Orchestrator) -> None:
             call()
 
 
-def test_inside_a_task_on_success_waits_for_the_success(app: Orchestrator) -> None:
+def test_on_success_calls_in_a_task_wait_for_its_success(app: Orchestrator) -> None:
     task = app.task(name="resize")(resize)
     later = task.options(on_success=True)
     job, gathered = job_for(task._new(("a",), {})), KeptOutbox()
@@ -581,14 +581,14 @@ def test_inside_a_task_on_success_waits_for_the_success(app: Orchestrator) -> No
     assert len({new.id for new in [*job.children, *gathered.tasks]}) == 5
 
 
-# -- nothing is written
+# -- failed calls write nothing
 
 
 @pytest.fixture
 def live_app(database_url: str, redis_url: str) -> Iterator[Orchestrator]:
     engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg2:"))
     with engine.begin() as connection:
-        empty(connection)  # what other tests have left
+        empty(connection)  # rows of other tests
     engine.dispose()
     app = Orchestrator(Settings(database_url=database_url, redis_url=redis_url, max_payload=10_000))
     yield app
@@ -606,8 +606,8 @@ def rows(database_url: str) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_one_bad_call_among_thousands_leaves_nothing(live_app: Orchestrator, database_url: str) -> None:
-    """The bad one comes after the first chunk has been copied."""
+def test_one_invalid_call_among_thousands_writes_nothing(live_app: Orchestrator, database_url: str) -> None:
+    """The invalid call comes after the first chunk has been copied."""
     task = live_app.task(name="resize")(resize)
     for bad, error in [((object(),), PayloadError), (("a", 1, 2), InvalidTask), (("x" * 10_001,), PayloadError)]:
         calls = [("a.png",)] * 6_000 + [bad]
@@ -620,7 +620,7 @@ def test_one_bad_call_among_thousands_leaves_nothing(live_app: Orchestrator, dat
     assert rows(database_url) == (0, 0)
 
 
-def test_a_transaction_that_is_rolled_back_leaves_nothing(live_app: Orchestrator, database_url: str) -> None:
+def test_a_rolled_back_transaction_writes_nothing(live_app: Orchestrator, database_url: str) -> None:
     task = live_app.task(name="resize")(resize)
     engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg2:"))
     with engine.connect() as connection:
@@ -648,7 +648,7 @@ def test_a_transaction_that_is_rolled_back_leaves_nothing(live_app: Orchestrator
         ({"backoff": [1, "2"]}, "backoff"),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused_where_it_is_written(given: dict[str, Any], field: str) -> None:
+def test_an_invalid_retry_policy_is_rejected_at_its_creation(given: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidTask, match=rf"^Retry: expected .* in {field}=, found "):
         Retry(**given)
 
@@ -663,7 +663,7 @@ def test_a_policy_that_makes_no_sense_is_refused_where_it_is_written(given: dict
         lambda inner: {**{str(number): "ä" * 300 for number in range(3)}, "last": inner},
     ],
 )
-def test_the_depth_is_found_among_whatever_stands_beside_it(around: Callable[[Any], Any]) -> None:
+def test_the_nesting_limit_holds_whatever_surrounds_the_value(around: Callable[[Any], Any]) -> None:
     value: Any = 0
     for _ in range(MAX_LEVELS - 1):
         value = around(value)
@@ -675,12 +675,12 @@ def test_the_depth_is_found_among_whatever_stands_beside_it(around: Callable[[An
 @pytest.mark.parametrize(
     "value", [[{"id": n, "price": n * 1.5} for n in range(1_000)], ["ä" * 5_000] * 3, b"\x90" * 999]
 )
-def test_what_is_wide_is_not_decoded_to_see_that_it_is_not_deep(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_values_are_not_decoded_to_check_their_depth(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload, "is_too_deep", pytest.fail)
     encode_value(value, "It", 10_000_000)
 
 
-def test_what_is_no_handle_is_named() -> None:
+def test_invalid_handles_are_named_in_the_error() -> None:
     with pytest.raises(TypeError, match="as_completed and gather: expected handles, .* found 1"):
         not_handles: Any = [1]
         list(as_completed(not_handles))
@@ -689,7 +689,7 @@ def test_what_is_no_handle_is_named() -> None:
         gather(neither)
 
 
-def test_another_database_is_no_place_for_a_task(live_app: Orchestrator) -> None:
+def test_enqueue_in_rejects_connections_to_other_databases(live_app: Orchestrator) -> None:
     task = live_app.task(name="job")(lambda: None)
     engine = create_engine("sqlite://")
     with engine.connect() as connection, Session(engine) as session:
@@ -705,7 +705,7 @@ def _of_any_number(a: int, *rest: int, d: int, **more: int) -> None: ...
 
 
 @pytest.mark.parametrize("function", [_places_and_names, _of_every_kind, _of_any_number])
-def test_a_call_is_refused_if_and_only_if_python_would(function: Callable[..., None]) -> None:
+def test_a_call_is_rejected_exactly_when_python_would_reject_it(function: Callable[..., None]) -> None:
     signature, python = Signature("job", function), inspect.signature(function)
     for places, count in itertools.product(range(5), range(6)):
         for names in itertools.combinations("abcde", count):

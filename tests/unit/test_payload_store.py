@@ -1,4 +1,4 @@
-"""Objects in a folder and behind fsspec: written whole, read in parts, refused where they are not what they were."""
+"""Objects in a folder and behind fsspec: written whole, read in parts, and rejected if they were changed."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class TestFsspec(PayloadStoreConformance):
         pytest.skip("fsspec's memory shows what is being written; buckets do not")
 
 
-def stored(data: bytes) -> Reference:
+def reference_of(data: bytes) -> Reference:
     found = whole_reference(data)
     assert found is not None
     return found
 
 
-def everything(store: Store) -> list[ObjectName]:
+def all_objects(store: Store) -> list[ObjectName]:
     return [found.name for number in range(256) for found in store.listed(f"{number:02x}")]
 
 
@@ -82,15 +82,15 @@ def everything(store: Store) -> list[ObjectName]:
     [b"x" * 3_000_000, ["item", {"n": 1}] * 20_000, {"key": "v" * 1_500_000}, "text" * 1_000, list(range(70_000))],
     ids=["bytes", "list", "mapping", "text", "numbers"],
 )
-def test_a_value_is_read_as_it_was_written(payloads: PayloadStore, value: Any) -> None:
+def test_stored_values_round_trip(payloads: PayloadStore, value: Any) -> None:
     data = msgspec.msgpack.encode(value)
     reference = payloads.result(data, TASK, RUN, 3)
     assert len(reference) < 250
-    assert msgspec.msgpack.decode(payloads.encoded(stored(reference))) == value
-    assert stored(reference).name[:4] == (RUN, TASK, 3, RESULT)
+    assert msgspec.msgpack.decode(payloads.encoded(reference_of(reference))) == value
+    assert reference_of(reference).name[:4] == (RUN, TASK, 3, RESULT)
 
 
-def test_only_their_owner_reads_objects(tmp_path: Path) -> None:
+def test_objects_are_readable_only_by_their_owner(tmp_path: Path) -> None:
     kept = PayloadStore(open_store(str(tmp_path), "orchestrator"), 10, None)
     kept.result(msgspec.msgpack.encode("x" * 100), bytes(16), None, 1)
     [written] = [one for one in tmp_path.rglob("*") if one.is_file() and one.name != MARK]
@@ -98,14 +98,14 @@ def test_only_their_owner_reads_objects(tmp_path: Path) -> None:
     assert modes == [0o600, 0o700, 0o700]
 
 
-def test_what_is_small_stays(payloads: PayloadStore) -> None:
+def test_small_values_are_not_stored(payloads: PayloadStore) -> None:
     assert payloads.result(b"x" * 1_000, TASK, None, 1) == b"x" * 1_000
-    assert everything(payloads.store) == []
+    assert all_objects(payloads.store) == []
 
 
-def test_one_item_is_read_without_the_others(payloads: PayloadStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_item_of_a_list_is_read_alone(payloads: PayloadStore, monkeypatch: pytest.MonkeyPatch) -> None:
     items = [{"number": number, "text": "x" * 1_000} for number in range(5_000)]
-    reference = stored(payloads.result(msgspec.msgpack.encode(items), TASK, None, 1))
+    reference = reference_of(payloads.result(msgspec.msgpack.encode(items), TASK, None, 1))
     assert reference.count == 5_000
     read: list[int] = []
     chunk = Reading.chunk
@@ -118,7 +118,7 @@ def test_one_item_is_read_without_the_others(payloads: PayloadStore, monkeypatch
 
 
 def test_a_stored_list_has_references_as_items(payloads: PayloadStore) -> None:
-    reference = stored(payloads.result(msgspec.msgpack.encode(["abc"] * 1_000), TASK, None, 1))
+    reference = reference_of(payloads.result(msgspec.msgpack.encode(["abc"] * 1_000), TASK, None, 1))
     items = stored_items(reference.extension())
     assert items is not None
     assert len(items) == 1_000
@@ -132,30 +132,30 @@ def test_bytes_are_written_and_read_as_files(payloads: PayloadStore) -> None:
     with io.BufferedWriter(output) as file:
         for number in range(40):
             file.write(bytes([number]) * 100_000)
-    reference = stored(output.finish())
+    reference = reference_of(output.finish())
     assert reference.size == 4_000_000
     with payloads.open(reference) as source:
         assert source.read(3) == b"\0\0\0"
         assert len(source.read()) == 4_000_000 - 3
 
 
-def test_few_bytes_stay(payloads: PayloadStore) -> None:
+def test_small_outputs_are_not_stored(payloads: PayloadStore) -> None:
     output = payloads.output(TASK, None, 1)
     output.write(b"abc")
     assert msgspec.msgpack.decode(output.finish()) == b"abc"
-    assert everything(payloads.store) == []
+    assert all_objects(payloads.store) == []
 
 
-def test_what_is_abandoned_leaves_nothing(payloads: PayloadStore) -> None:
+def test_an_abandoned_output_leaves_no_object(payloads: PayloadStore) -> None:
     output = payloads.output(TASK, None, 1)
     output.write(b"x" * 2 * CHUNK)
     output.abandon()
-    assert everything(payloads.store) == []
+    assert all_objects(payloads.store) == []
     with pytest.raises(ValueError, match="closed"):
         output.write(b"more")
 
 
-def test_without_a_store_no_more_is_written_than_fits() -> None:
+def test_without_a_store_the_size_of_an_output_is_limited() -> None:
     output = Output(None, 10, lambda size: PayloadError(f"{size} bytes"))
     output.write(b"x" * 10)
     with pytest.raises(PayloadError, match="11 bytes"):
@@ -163,9 +163,11 @@ def test_without_a_store_no_more_is_written_than_fits() -> None:
 
 
 @pytest.mark.parametrize("place", [0, CHUNK + 5, -1])
-def test_what_was_altered_is_refused(tmp_path: Path, place: int) -> None:
+def test_an_altered_object_is_rejected(tmp_path: Path, place: int) -> None:
     payloads = PayloadStore(Folder(tmp_path), 1_000, None)
-    reference = stored(payloads.result(b"\xc6" + (2_000_000).to_bytes(4, "big") + b"x" * 2_000_000, TASK, None, 1))
+    reference = reference_of(
+        payloads.result(b"\xc6" + (2_000_000).to_bytes(4, "big") + b"x" * 2_000_000, TASK, None, 1)
+    )
     path = tmp_path / reference.name.path
     data = bytearray(path.read_bytes())
     data[place] ^= 1
@@ -174,8 +176,8 @@ def test_what_was_altered_is_refused(tmp_path: Path, place: int) -> None:
         payloads.encoded(reference)
 
 
-def test_what_is_gone_is_named(payloads: PayloadStore) -> None:
-    reference = stored(payloads.result(b"\xc5\xff\xff" + b"x" * 65_535, TASK, None, 1))
+def test_a_missing_object_is_named(payloads: PayloadStore) -> None:
+    reference = reference_of(payloads.result(b"\xc5\xff\xff" + b"x" * 65_535, TASK, None, 1))
     payloads.store.delete([reference.name])
     payloads.store.delete([reference.name])
     payloads.result(b"\xc5\xff\xff" + b"x" * 65_535, TASK, None, 1)
@@ -183,8 +185,8 @@ def test_what_is_gone_is_named(payloads: PayloadStore) -> None:
         payloads.encoded(reference)
 
 
-def test_a_folder_that_is_not_there_is_an_outage(tmp_path: Path) -> None:
-    reference = stored(PayloadStore(Folder(tmp_path), 10, None).result(b"\xc4\x20" + b"x" * 32, TASK, None, 1))
+def test_a_missing_folder_is_an_outage(tmp_path: Path) -> None:
+    reference = reference_of(PayloadStore(Folder(tmp_path), 10, None).result(b"\xc4\x20" + b"x" * 32, TASK, None, 1))
     with pytest.raises(Unavailable, match="not mounted"):
         Reading(Folder(tmp_path / "away"), reference)
     (tmp_path / "file").touch()
@@ -194,18 +196,18 @@ def test_a_folder_that_is_not_there_is_an_outage(tmp_path: Path) -> None:
         Folder(tmp_path).open(reference.name._replace(attempt=2))
 
 
-class Noted(set[str]):
-    """What stands in Redis, here."""
+class NotesInMemory(set[str]):
+    """Notes that a real store keeps in Redis."""
 
     has = set.__contains__
     note = set.add
 
 
 def test_a_mount_point_without_its_mount_is_an_outage(tmp_path: Path) -> None:
-    data, notes = b"\xc4\x20" + b"x" * 32, Noted()
+    data, notes = b"\xc4\x20" + b"x" * 32, NotesInMemory()
     mounted, bare = tmp_path / "store", tmp_path / "away"
     payloads = PayloadStore(Folder(mounted, notes), 10, None)
-    reference = stored(payloads.result(data, TASK, None, 1))
+    reference = reference_of(payloads.result(data, TASK, None, 1))
     mounted.rename(bare)
     mounted.mkdir()
     for one in (payloads, PayloadStore(Folder(mounted, notes), 10, None)):
@@ -222,9 +224,9 @@ def test_a_mount_point_without_its_mount_is_an_outage(tmp_path: Path) -> None:
     assert PayloadStore(Folder(tmp_path / "another", notes), 10, None).result(data, TASK, None, 1)
 
 
-def test_a_folder_of_a_release_before_is_marked_when_it_is_written_to(tmp_path: Path) -> None:
-    data, notes = b"\xc4\x20" + b"x" * 32, Noted()
-    reference = stored(PayloadStore(Folder(tmp_path), 10, None).result(data, TASK, None, 1))
+def test_a_folder_of_an_earlier_release_is_marked_at_the_first_write(tmp_path: Path) -> None:
+    data, notes = b"\xc4\x20" + b"x" * 32, NotesInMemory()
+    reference = reference_of(PayloadStore(Folder(tmp_path), 10, None).result(data, TASK, None, 1))
     (tmp_path / MARK).unlink()
     payloads = PayloadStore(Folder(tmp_path, notes), 10, None)
     assert payloads.encoded(reference) == data
@@ -236,20 +238,20 @@ def test_a_folder_of_a_release_before_is_marked_when_it_is_written_to(tmp_path: 
     assert notes == {str(tmp_path)}
 
 
-def test_nothing_but_our_names_are_objects(tmp_path: Path) -> None:
+def test_only_valid_names_are_parsed_as_objects(tmp_path: Path) -> None:
     name = ObjectName(RUN, TASK, 1, RESULT, TASK)
     assert ObjectName.parse(name.path) == name
     for path in ("../etc/passwd", name.path + "x", "00" + name.path[2:], name.path.replace(".1.", ".01."), ""):
         assert ObjectName.parse(path) is None
 
 
-def test_a_reference_that_was_made_up_is_refused(payloads: PayloadStore) -> None:
+def test_a_forged_reference_is_rejected(payloads: PayloadStore) -> None:
     data = payloads.result(b"\xc5\xff\xff" + b"x" * 65_535, TASK, RUN, 1)
     assert is_reference(data)
     assert may_hold_references(b"\x91" + data)
     assert owners_in(b"\x92" + data + data) == {RUN}
     assert not may_hold_references(b"x" * 1_000)
-    short = msgspec.structs.replace(stored(data), owner=b"../../etc")
+    short = msgspec.structs.replace(reference_of(data), owner=b"../../etc")
     with pytest.raises(ValueError, match="damaged"):
         whole_reference(short.encoded())
     with pytest.raises(ValueError, match="cannot be read"):
@@ -267,44 +269,44 @@ def test_a_reference_that_was_made_up_is_refused(payloads: PayloadStore) -> None
     ],
     ids=str,
 )
-def test_a_reference_that_was_altered_is_refused(payloads: PayloadStore, changed: dict[str, Any]) -> None:
-    reference = stored(payloads.result(b"\xc5\xff\xff" + b"x" * 65_535, TASK, RUN, 1))
+def test_an_altered_reference_is_rejected(payloads: PayloadStore, changed: dict[str, Any]) -> None:
+    reference = reference_of(payloads.result(b"\xc5\xff\xff" + b"x" * 65_535, TASK, RUN, 1))
     with pytest.raises(Damaged):
         payloads.encoded(msgspec.structs.replace(reference, **changed))
 
 
-def test_a_reference_to_another_part_of_an_object_is_refused(tmp_path: Path) -> None:
+def test_a_reference_to_another_part_of_an_object_is_rejected(tmp_path: Path) -> None:
     payloads = PayloadStore(Folder(tmp_path), 10, None)
-    reference = stored(payloads.result(b"\xc4\x20" + b"x" * 32, TASK, None, 1))
+    reference = reference_of(payloads.result(b"\xc4\x20" + b"x" * 32, TASK, None, 1))
     other = hashlib.sha256(b"xxxx").digest()
     with pytest.raises(Damaged):
         payloads.encoded(msgspec.structs.replace(reference, directory=5, length=4, digest=other))
 
 
-def test_the_collector_takes_what_nobody_names_and_nothing_else(payloads: PayloadStore) -> None:
+def test_the_collector_deletes_only_unreferenced_objects(payloads: PayloadStore) -> None:
     owners = [os.urandom(16) for _ in range(30)]
     alive, last = set(owners[:10]), {owners[0]: 2}
-    kept = {stored(payloads.result(b"x" * 2_000, owner, None, 2)).name for owner in owners[:10]}
+    kept = {reference_of(payloads.result(b"x" * 2_000, owner, None, 2)).name for owner in owners[:10]}
     for owner in owners[10:]:
         payloads.arguments(b"x" * 2_000, owner, None)
-    payloads.result(b"x" * 2_000, owners[0], None, 1)  # of an attempt that was repeated
-    assert len(everything(payloads.store)) == 31
+    payloads.result(b"x" * 2_000, owners[0], None, 1)  # left by a repeated attempt
+    assert len(all_objects(payloads.store)) == 31
 
     def collected(grace: float) -> int:
         collector = Collector(
             payloads.store, grace, lambda asked: {*asked} - alive, lambda asked: {t: last.get(t, 2) for t in asked}
         )
         list(collector.find_unreferenced())
-        alive.add(owners[10])  # which appeared in between
+        alive.add(owners[10])  # a task created in the meantime
         return sum(collector.delete())
 
     assert collected(3_600.0) == 0
     assert collected(-1.0) == 20
-    left = {name for name in everything(payloads.store) if name.owner != owners[10]}
+    left = {name for name in all_objects(payloads.store) if name.owner != owners[10]}
     assert left == kept
 
 
-def test_what_executions_leave_is_collected_when_their_tasks_are_not_open(store: Store, tmp_path: Path) -> None:
+def test_files_of_executions_are_collected_unless_their_task_is_open(store: Store, tmp_path: Path) -> None:
     root = str(tmp_path) if isinstance(store, Folder) else f"memory://{tmp_path}"
     ended, open_, gone = (UUID(bytes=os.urandom(16)) for _ in range(3))
     names = [f"task-{ended}-1", f"task-{open_}-3", f"task-{gone}-10", "somebody else's", f"task-{ended}-x"]
@@ -326,7 +328,7 @@ def test_what_executions_leave_is_collected_when_their_tasks_are_not_open(store:
     store.delete_folder("executions/nothing")
 
 
-def test_a_flow_is_told_that_a_result_is_stored_elsewhere(payloads: PayloadStore) -> None:
+def test_a_flow_receives_an_error_for_a_stored_result(payloads: PayloadStore) -> None:
     data = payloads.result(b"\xc5\xff\xff" + b"x" * 65_535, TASK, RUN, 1)
     changes = RunChanges()
     changes.facts.extend([TaskCompleted(TASK, data), TaskCompleted(TASK, b"\x01")])
@@ -337,11 +339,11 @@ def test_a_flow_is_told_that_a_result_is_stored_elsewhere(payloads: PayloadStore
 
 
 @pytest.mark.parametrize("url", ["payloads", "./payloads"])
-def test_a_folder_has_a_whole_path(url: str) -> None:
+def test_a_relative_folder_is_rejected(url: str) -> None:
     with pytest.raises(ConfigurationError, match="the absolute path of a folder"):
         open_store(url, "space")
 
 
-def test_a_bucket_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_store_url_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match="payload_store: nowhere://bucket"):
         open_store("nowhere://bucket", "space")

@@ -1,4 +1,4 @@
-"""Every type that docs/tasks.md names, and what is refused where it is given."""
+"""Every type that docs/tasks.md names; types and values that are rejected."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_each_documented_type_arrives_as_annotated(app: Orchestrator, kind: str,
         assert type(arrived) is type(value)
 
 
-def test_the_table_has_all_its_rows() -> None:
+def test_the_table_of_types_is_read_completely() -> None:
     assert len(list(documented())) > 40
 
 
@@ -296,13 +296,13 @@ def test_the_table_has_all_its_rows() -> None:
     ],
     ids=lambda part: f"{part!r:.40}",
 )
-def test_others_too(app: Orchestrator, kind: Any, value: Any) -> None:
+def test_further_types_round_trip(app: Orchestrator, kind: Any, value: Any) -> None:
     for arrived in round_trip(app, kind, value):
         assert arrived == value
         assert type(arrived) is type(value)
 
 
-def test_a_release_of_pydantic_that_finds_fields_by_their_alias_alone_is_named(
+def test_an_old_pydantic_is_rejected_for_models_with_aliases(
     app: Orchestrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pydantic, "VERSION", "2.10.6")
@@ -323,19 +323,19 @@ def test_a_release_of_pydantic_that_finds_fields_by_their_alias_alone_is_named(
     echo(app, Known)
 
 
-def test_what_is_like_a_list_may_be_given_for_one(app: Orchestrator) -> None:
+def test_list_like_values_are_accepted_for_iterables(app: Orchestrator) -> None:
     for given in (range(3), deque([0, 1, 2]), (0, 1, 2), {0: 1, 1: 1, 2: 1}.keys()):
         assert round_trip(app, Iterable[int], given) == [[0, 1, 2]] * 2
     with pytest.raises(PayloadError, match="Argument 1 of task 'echo' cannot be serialised: .*generator"):
         echo(app, Iterable[int])[0]._new(((number for number in range(3)),), {})
 
 
-def test_a_default_dictionary_still_has_defaults(app: Orchestrator) -> None:
+def test_a_default_dictionary_keeps_its_default_factory(app: Orchestrator) -> None:
     (arrived, _) = round_trip(app, defaultdict[str, list[int]], defaultdict(list, a=[1]))
     assert arrived["b"] == []
 
 
-# -- zones
+# -- time zones
 
 BERLIN = ZoneInfo("Europe/Berlin")
 TIMES = [
@@ -351,7 +351,7 @@ TIMES = [
 
 
 @pytest.mark.parametrize("value", TIMES, ids=str)
-def test_a_time_keeps_its_zone(app: Orchestrator, value: datetime) -> None:
+def test_a_datetime_keeps_its_time_zone(app: Orchestrator, value: datetime) -> None:
     class Visit(msgspec.Struct):
         when: datetime
 
@@ -370,7 +370,7 @@ def test_a_time_keeps_its_zone(app: Orchestrator, value: datetime) -> None:
         assert timezones.decode(timezones.encode({"a": [value]}))["a"][0].tzinfo == (value.tzinfo)
 
 
-def test_a_zone_that_is_unknown_leaves_the_offset() -> None:
+def test_a_datetime_in_an_unknown_zone_keeps_its_offset() -> None:
     value = timezones.from_text("2026-01-01T00:00:00+03:00[Nowhere/Land]")
     assert (value.utcoffset(), value.hour) == (timedelta(hours=3), 0)
     for text in ("", "2026[../../etc/passwd]", "x" * 200, "2026-01-01T00:00:00+03:00[a]b"):
@@ -378,7 +378,7 @@ def test_a_zone_that_is_unknown_leaves_the_offset() -> None:
             timezones.from_text(text)
 
 
-# -- what does not fit
+# -- mismatched values
 
 
 @pytest.mark.parametrize(
@@ -417,9 +417,7 @@ def test_a_zone_that_is_unknown_leaves_the_offset() -> None:
     ],
     ids=lambda part: f"{part!r:.30}",
 )
-def test_what_the_worker_could_not_decode_is_refused_in_the_caller(
-    app: Orchestrator, kind: Any, value: Any, reason: str
-) -> None:
+def test_mismatched_arguments_are_rejected_in_the_caller(app: Orchestrator, kind: Any, value: Any, reason: str) -> None:
     task, _ = echo(app, kind)
     for args, kwargs in (((value,), {}), ((), {"value": value})):
         with pytest.raises(InvalidTask, match=rf"(?s)Task 'echo', argument 'value': expected .*{reason}"):
@@ -429,7 +427,7 @@ def test_what_the_worker_could_not_decode_is_refused_in_the_caller(
 @pytest.mark.parametrize(
     ("kind", "given", "answer"), [(int, 1, "1"), (list[int], [1], [1, "2"]), (Person, Person(name="a"), {"nom": 1})]
 )
-def test_a_result_that_does_not_fit_fails_the_attempt_once_and_for_all(
+def test_a_mismatched_result_fails_the_attempt_without_retry(
     app: Orchestrator, kind: Any, given: Any, answer: Any
 ) -> None:
     task, _ = echo(app, kind, answer, retries=3)
@@ -444,7 +442,7 @@ def test_a_result_that_does_not_fit_fails_the_attempt_once_and_for_all(
     assert msgspec.json.decode(report.error.data) == {"returned": answer}
 
 
-def test_a_result_that_does_not_fit_points_to_the_function_and_hides_what_is_redacted(app: Orchestrator) -> None:
+def test_the_error_of_a_mismatched_result_names_the_function_and_is_redacted(app: Orchestrator) -> None:
     @app.task(name="card", redact=["pin"])
     def card() -> list[int]:
         return {"pin": "1234", "bank": "b"}  # type: ignore[return-value]
@@ -456,12 +454,12 @@ def test_a_result_that_does_not_fit_points_to_the_function_and_hides_what_is_red
     assert msgspec.json.decode(report.error.data)["returned"]["bank"] == "b"
 
 
-def test_a_result_that_nobody_keeps_is_not_looked_at(app: Orchestrator) -> None:
+def test_a_result_that_is_not_stored_is_not_checked(app: Orchestrator) -> None:
     task, _ = echo(app, int, "x", store_result=False)
     assert isinstance(run(app, task, 1), Succeeded)
 
 
-def test_a_stored_result_that_no_longer_fits_says_so(app: Orchestrator) -> None:
+def test_a_stored_result_that_no_longer_matches_raises_an_error(app: Orchestrator) -> None:
     task, _ = echo(app, int)
     with pytest.raises(PayloadError, match="The result of task 'echo' does not match its annotation: expected int"):
         task._signature.restore_result(decode_value(encode_value("old", "it", 100)))
@@ -486,7 +484,7 @@ def test_a_stored_result_that_no_longer_fits_says_so(app: Orchestrator) -> None:
     ],
     ids=str,
 )
-def test_plain_data_that_is_left_as_it_is_would_be_the_same_if_it_were_converted(kind: Any) -> None:
+def test_plain_data_left_unconverted_equals_its_conversion(kind: Any) -> None:
     plain = (True, 3, 3.5, "a", b"a", [1, "a", [None]], {"a": [1.5]}, None)
     same = [value for value in plain if type(value) in unchanged_types(kind)]
     assert same
@@ -508,7 +506,7 @@ def test_plain_data_that_is_left_as_it_is_would_be_the_same_if_it_were_converted
     ],
     ids=str,
 )
-def test_what_may_become_something_else_is_converted(kind: Any) -> None:
+def test_types_that_may_change_values_are_converted(kind: Any) -> None:
     assert unchanged_types(kind) == frozenset()
 
 
@@ -520,10 +518,10 @@ def test_a_call_of_plain_data_is_not_converted(app: Orchestrator, monkeypatch: p
     monkeypatch.setattr(add._signature, "_restore", lambda *_: pytest.fail("it converted"))
     assert add._signature.restore(*call) == call
     with pytest.raises(pytest.fail.Exception):
-        add._signature.restore([3], {"share": 1})  # which is to be 1.0
+        add._signature.restore([3], {"share": 1})  # must become 1.0
 
 
-def test_annotations_of_the_simplest_kind_cost_no_look_at_the_payload(
+def test_simple_annotations_are_checked_without_decoding_the_payload(
     app: Orchestrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def function(a: int, b: str, c: float, d: bytes | None, e: list, f: UUID) -> None:  # type: ignore[type-arg]
@@ -557,9 +555,7 @@ def test_annotations_of_the_simplest_kind_cost_no_look_at_the_payload(
     ],
     ids=str,
 )
-def test_what_would_arrive_as_a_mere_dictionary_is_refused_where_it_is_annotated(
-    app: Orchestrator, kind: Any, reason: str
-) -> None:
+def test_types_that_cannot_be_restored_are_rejected_at_registration(app: Orchestrator, kind: Any, reason: str) -> None:
     with pytest.raises(InvalidTask, match=f"Task 'echo', argument 'value': data cannot be turned into .*{reason}"):
         echo(app, kind)
 
@@ -585,16 +581,14 @@ class Reserved(pydantic.BaseModel):
     ],
     ids=lambda part: f"{part!r:.30}",
 )
-def test_what_the_notes_say_about_data_that_cannot_tell(
-    app: Orchestrator, kind: Any, value: Any, expected: Any
-) -> None:
+def test_ambiguous_types_arrive_as_documented(app: Orchestrator, kind: Any, value: Any, expected: Any) -> None:
     for arrived in round_trip(app, kind, value):
         assert arrived == expected
         assert type(arrived) is type(expected)
 
 
 @pytest.mark.parametrize("value", [b"abc", "abc", {"rows": [1, 2]}, None, Payload(b"abc")], ids=repr)
-def test_a_payload_is_given_as_the_value_that_it_holds(value: Any) -> None:
+def test_a_payload_argument_loads_the_passed_value(value: Any) -> None:
     app = Orchestrator(Settings(database_url="postgresql:///none", redis_url="redis://none"))
 
     @app.task

@@ -36,7 +36,7 @@ REPORT = {
 }
 
 
-def test_tables_and_charts_are_written_between_the_comments_and_a_second_time(tmp_path: Path) -> None:
+def test_tables_and_charts_are_written_repeatedly_between_the_markers(tmp_path: Path) -> None:
     page = tmp_path / "docs" / "performance.md"
     (tmp_path / "docs" / "images").mkdir(parents=True)
     page.write_text(f"# Before\n\n{BEGIN}\nold\n{END}\n\n# After\n", encoding="utf-8")
@@ -52,7 +52,7 @@ def test_tables_and_charts_are_written_between_the_comments_and_a_second_time(tm
     assert "| DBOS | could not be installed | | | | | | |" in lines
     assert "| **Orchestrator** | 0.16 | 3.7 | 125 | 0.3 |" in lines
     assert "| Celery 5.7.0 | 4.8 | – | – | – |" in lines  # noqa: RUF001
-    assert sum(line.startswith("| Huey 3.5.4") for line in lines) == 2  # it has no compositions here
+    assert sum(line.startswith("| Huey 3.5.4") for line in lines) == 2  # Huey has no compositions here
     assert "at 300/s p50 / p99" in text
     assert "Postgres 18.1" in text
 

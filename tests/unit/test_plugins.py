@@ -1,4 +1,4 @@
-"""Plugins are found by entry points or by their folders, are loaded where they are used, and the core loads none."""
+"""Plugins are found by entry points or by their folders, and loaded where they are used; the core loads none."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CORE = ["cli", "api.app", "embedded", "executors", "scheduler.loop", "testing", 
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder from which Python imports, with the entry points of a package."""
+    """The file with the entry points of an importable package."""
     information = tmp_path / "other-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
@@ -37,7 +37,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 @pytest.mark.slow
-def test_the_core_loads_no_plugin_and_nothing_that_one_needs() -> None:
+def test_the_core_loads_no_plugin_and_no_library_of_plugins() -> None:
     code = f"""
 import importlib, sys
 for name in {CORE}:
@@ -49,32 +49,32 @@ print([name for name in sys.modules if name.startswith(("orchestrator.plugins", 
 
 
 @pytest.mark.parametrize("group", [group for group in PROJECT["entry-points"] if group != "pytest11"])
-def test_each_folder_is_an_entry_point_of_the_project(group: str) -> None:
+def test_each_plugin_folder_is_an_entry_point_of_the_project(group: str) -> None:
     assert PROJECT["entry-points"][group] == {name: point.value for name, point in own_plugins(group).items()}
 
 
-def test_each_executor_has_an_extra_a_place_in_the_reference_and_a_harness() -> None:
+def test_each_executor_has_an_extra_a_reference_entry_and_a_harness() -> None:
     assert set(own_plugins(EXECUTORS)) <= PROJECT["optional-dependencies"].keys()
     reference = (Path(__file__).parents[2] / "docs/reference.md").read_text(encoding="utf-8")
     assert {name for name, kind in all_built_in().items() if f"executors.{kind.__name__}\n" not in reference} == set()
     assert {*all_built_in()} - {harness.name for harness in HARNESSES} == set()
 
 
-def test_plugins_are_found_where_an_install_knows_nothing_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_are_found_without_installed_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
     entry_points._plugins.cache_clear()
     assert {*own_plugins(EXECUTORS), "http", "process", "pull"} == set(executor_names()) == set(all_built_in())
     entry_points._plugins.cache_clear()
 
 
-def test_the_public_names_are_those_of_the_plugins() -> None:
+def test_the_public_executor_names_are_those_of_the_plugins() -> None:
     kinds = {kind.__name__: kind for kind in all_built_in().values()}
     assert {name: getattr(executors, name) for name in kinds} == kinds
     with pytest.raises(AttributeError, match="has no attribute 'Rqq'"):
         _ = executors.Rqq
 
 
-def test_a_package_declares_a_class_or_a_plugin(installed: Path) -> None:
+def test_a_package_may_declare_a_class_or_a_plugin(installed: Path) -> None:
     (installed.parents[1] / "other_executors.py").write_text(
         """
 from typing import ClassVar
@@ -120,16 +120,14 @@ LACKING = ExecutorPlugin(options=Careful, driver="other_drivers:Driver", needs=(
         ("orchestrator.settings:Settings", "has no `options`"),
     ],
 )
-def test_an_entry_point_that_names_no_executor_is_told_and_hinders_no_worker(
-    installed: Path, value: str, said: str
-) -> None:
+def test_an_invalid_entry_point_is_reported_and_blocks_no_worker(installed: Path, value: str, said: str) -> None:
     installed.write_text(f"[orchestrator.executors]\nbroken = {value}\n")
     with pytest.raises(ConfigurationError, match=said):
         plugin_of("broken")
     assert equipment("broken", Setup()) == ["broken"], "so that its tasks fail with the reason"
 
 
-def test_no_package_replaces_an_executor_of_ours(installed: Path) -> None:
+def test_no_package_replaces_a_built_in_executor(installed: Path) -> None:
     installed.write_text("[orchestrator.executors]\nrq = orchestrator.settings:Settings\n")
     assert plugins(EXECUTORS)["rq"].value in (
         "orchestrator.plugins.executors.rq:PLUGIN",
@@ -149,7 +147,7 @@ class MyStore(Folder):
 
 
 @pytest.mark.slow
-def test_a_payload_store_of_ones_own_is_opened_and_tested_as_the_page_says(installed: Path) -> None:
+def test_a_custom_payload_store_is_opened_and_tested_as_documented(installed: Path) -> None:
     folder = installed.parents[1]
     page = (Path(__file__).parents[2] / "docs" / "payloads.md").read_text().partition("### Your own store")[2]
     points, suite = re.findall(r"```(?:toml|python)\n(.*?)```", page, re.DOTALL)[:2]

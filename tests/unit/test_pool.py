@@ -1,4 +1,4 @@
-"""What a pool does about code that does not end, and about tasks that wait for a slot or for the event loop."""
+"""A pool with code that does not end, and with tasks that wait for a slot or for the event loop."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.waiting import eventually
 
 
 class Reports(list[Any]):
-    """A reporter and an outbox that keep what they are given."""
+    """A reporter and an outbox that keep their calls."""
 
     def __init__(self) -> None:
         self.later: list[bool] = []
-        """Of each report, whether its own thread was to send it."""
+        """For each report, whether its own thread was to send the report."""
         self.sent: list[int] = []
-        """How many there were when some were sent like that."""
+        """The number of reports at each call of `send`."""
 
     def report(self, report: Any, *_: object, later: bool = False, **__: object) -> None:
         if not isinstance(report, Started):
@@ -49,7 +49,7 @@ class Reports(list[Any]):
 
 
 @pytest.mark.parametrize("completed", [False, True])
-def test_a_task_that_does_not_end_has_failed_unless_it_had_completed(completed: bool) -> None:
+def test_a_task_that_does_not_end_fails_unless_it_had_completed(completed: bool) -> None:
     app = Orchestrator(database_url="postgresql://nowhere/x", redis_url="redis://nowhere")
     let_go: list[bool] = []
 
@@ -84,8 +84,8 @@ def test_a_task_that_does_not_end_has_failed_unless_it_had_completed(completed: 
     assert len(reports) == 1, "its late return is not reported"
 
 
-def test_a_task_that_was_placed_here_waits_for_a_slot_unless_it_is_asked_for() -> None:
-    """What any worker may have is given back after a moment; what few others know would only come back here."""
+def test_a_task_placed_on_this_worker_waits_for_a_slot_unless_recalled() -> None:
+    """A task that any worker may run is returned after a moment; a task that few workers know would only come back."""
     app = Orchestrator(database_url="postgresql://nowhere/x", redis_url="redis://nowhere")
     let_go = threading.Event()
 
@@ -144,7 +144,7 @@ def test_reports_of_short_tasks_are_sent_together(monkeypatch: pytest.MonkeyPatc
     eventually(lambda: reports.sent[-3:] == [102, 103, 104], "none waits for long")
 
 
-def test_what_waits_for_a_blocked_event_loop_is_handed_back_and_threads_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_behind_a_blocked_event_loop_are_returned_and_threads_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standstill, "_MAX_DELAY", 1e9)
     app = Orchestrator(database_url="postgresql://nowhere/x", redis_url="redis://nowhere")
     blocked, let_go = threading.Event(), threading.Event()
@@ -200,9 +200,9 @@ def test_what_waits_for_a_blocked_event_loop_is_handed_back_and_threads_go_on(mo
     assert isinstance(reports.pop(), Succeeded)
 
 
-def test_a_full_process_is_woken_when_a_read_is_worth_it() -> None:
+def test_a_full_process_wakes_when_a_read_is_worthwhile() -> None:
     received = ReceivedJobs(2, HeldAttempts(capacity=1_000))
-    received.pace.rate = 5_000.0  # 100 are received ahead of free slots
+    received.pace.rate = 5_000.0  # 100 jobs are received ahead of free slots
     payload = encode_call("short", (), {}, 1_000)
     jobs = [Job(Dispatch(os.urandom(16), 1, "short", payload, ""), Bundle("", "", "", 1), 0, 0.0) for _ in range(102)]
     received.jobs.update({id(job): job for job in jobs})

@@ -1,4 +1,4 @@
-"""What a starting process waits for, and what it refuses at once."""
+"""What a starting process waits for, and which errors end it at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOG = logging.getLogger("test")
 
 @pytest.fixture(autouse=True)
 def own_handlers() -> Iterator[None]:
-    """Give the signals back to pytest."""
+    """Restore the signal handlers of pytest."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]
     yield
@@ -42,7 +42,7 @@ def own_handlers() -> Iterator[None]:
 
 
 def failing(name: str, times: int, error: Exception) -> Prerequisite:
-    """Return something that is there after so many looks."""
+    """Return a prerequisite that fails this many times."""
     looks = iter(range(times))
 
     def check() -> None:
@@ -52,7 +52,7 @@ def failing(name: str, times: int, error: Exception) -> Prerequisite:
     return Prerequisite(name, check, lambda error: str(error) if isinstance(error, OSError) else None)
 
 
-def test_it_waits_for_all_and_tells_of_each_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_startup_waits_for_all_services_and_logs_each_once(caplog: pytest.LogCaptureFixture) -> None:
     needed = [
         failing("Postgres", 3, OSError("gone")),
         failing("Redis", 2, OSError("away")),
@@ -69,22 +69,22 @@ def test_it_waits_for_all_and_tells_of_each_once(caplog: pytest.LogCaptureFixtur
     ]
 
 
-def test_what_waiting_does_not_mend_is_raised_at_once() -> None:
+def test_an_error_that_waiting_cannot_fix_is_raised_at_once() -> None:
     needed = [failing("Postgres", 10**9, OSError("gone")), failing("Redis", 1, ValueError("wrong"))]
     with pytest.raises(ValueError, match="wrong"):
         Prerequisites(LOG, needed).wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_waiting(number: signal.Signals) -> None:
+def test_a_signal_ends_the_wait(number: signal.Signals) -> None:
     prerequisites = Prerequisites(LOG, [failing("Redis", 10**9, OSError("gone"))])
     threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
     assert not prerequisites.wait()
     assert prerequisites.is_stopped
 
 
-def at_connecting(words: str) -> exc.OperationalError:
-    """Return what comes of a connection that could not be opened; the driver knows no code."""
+def connection_error(words: str) -> exc.OperationalError:
+    """Return the error of a connection that could not be opened; the driver sets no code."""
     failure = psycopg2.OperationalError(f'connection to server at "db" (10.0.0.7), port 5432 failed: {words}\n')
     return exc.OperationalError(None, None, failure)
 
@@ -92,16 +92,16 @@ def at_connecting(words: str) -> exc.OperationalError:
 @pytest.mark.parametrize(
     ("passing", "error", "is_outage"),
     [
-        (postgres_errors.outage_of, at_connecting("Connection refused"), True),
-        (postgres_errors.outage_of, at_connecting("No such file or directory"), True),
-        (postgres_errors.outage_of, at_connecting('could not translate host name "db" to address'), True),
-        (postgres_errors.outage_of, at_connecting("FATAL:  the database system is starting up"), True),
-        (postgres_errors.outage_of, at_connecting("FATAL:  sorry, too many clients already"), True),
-        (postgres_errors.outage_of, at_connecting('FATAL:  password authentication failed for user "me"'), False),
-        (postgres_errors.outage_of, at_connecting("fe_sendauth: no password supplied"), False),
-        (postgres_errors.outage_of, at_connecting('FATAL:  role "me" does not exist'), False),
-        (postgres_errors.outage_of, at_connecting('FATAL:  database "shop" does not exist'), False),
-        (postgres_errors.outage_of, at_connecting('FATAL:  no pg_hba.conf entry for host "10.0.0.9"'), False),
+        (postgres_errors.outage_of, connection_error("Connection refused"), True),
+        (postgres_errors.outage_of, connection_error("No such file or directory"), True),
+        (postgres_errors.outage_of, connection_error('could not translate host name "db" to address'), True),
+        (postgres_errors.outage_of, connection_error("FATAL:  the database system is starting up"), True),
+        (postgres_errors.outage_of, connection_error("FATAL:  sorry, too many clients already"), True),
+        (postgres_errors.outage_of, connection_error('FATAL:  password authentication failed for user "me"'), False),
+        (postgres_errors.outage_of, connection_error("fe_sendauth: no password supplied"), False),
+        (postgres_errors.outage_of, connection_error('FATAL:  role "me" does not exist'), False),
+        (postgres_errors.outage_of, connection_error('FATAL:  database "shop" does not exist'), False),
+        (postgres_errors.outage_of, connection_error('FATAL:  no pg_hba.conf entry for host "10.0.0.9"'), False),
         (postgres_errors.outage_of, SchemaError("old"), False),
         (transport._outage_of, ConnectionError("Error 111 connecting to redis:6379. Connection refused."), True),
         (transport._outage_of, TimeoutError("Timeout connecting to server"), True),
@@ -119,7 +119,7 @@ def at_connecting(words: str) -> exc.OperationalError:
         (transport._outage_of, ConfigurationError("evicts"), False),
     ],
 )
-def test_an_outage_passes_and_a_mistake_does_not(
+def test_outages_are_waited_for_and_configuration_errors_are_not(
     passing: Callable[[Exception], str | None], error: Exception, is_outage: bool
 ) -> None:
     assert (passing(error) is not None) is is_outage

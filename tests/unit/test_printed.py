@@ -1,4 +1,4 @@
-"""What it costs a task to print, and what becomes of it if that is much."""
+"""Printing costs a task little, and large output is bounded."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.waiting import eventually
 LIMIT = 1_000_000
 
 
-class Kept:
-    """Keeps what is printed as a worker does."""
+class KeptLines:
+    """Keeps printed lines like a worker."""
 
     def __init__(self) -> None:
         self.lines = Lines(LIMIT)
@@ -44,7 +44,7 @@ class Kept:
 
 
 class _Ignoring(logging.Handler):
-    """Formats the message of a record, and no more."""
+    """Formats the message of a record, and nothing else."""
 
     def emit(self, record: logging.LogRecord) -> None:
         record.getMessage()
@@ -56,7 +56,7 @@ class Printing:
     def __init__(self, path: Path) -> None:
         self.job = Job(Dispatch(b"a" * 16, 2, "bake", b"", "ovens"), Bundle("", "", "", 1), 0, 0.0)
         self.job.begin(0.0)
-        self.kept = Kept()
+        self.kept = KeptLines()
         self.path = path
         self._file = path.open("wb")
         self.handler = NonblockingHandler(self._file.fileno())
@@ -64,7 +64,7 @@ class Printing:
 
     def _output(self, name: str) -> TaskOutput:
         output = TaskOutput(name, self.handler)
-        output._log = logging.Logger(name)  # which no other handler is given
+        output._log = logging.Logger(name)  # a logger without other handlers
         output._log.addHandler(self.handler)
         return output
 
@@ -89,7 +89,7 @@ def printing(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_a_line_costs_its_task_hardly_more_than_two_appends(printing: Printing) -> None:
+def test_printing_a_line_costs_little_more_than_two_appends(printing: Printing) -> None:
     def print_lines() -> None:
         for _ in range(10_000):
             print("x" * 60, file=printing.stream)
@@ -101,8 +101,8 @@ def test_a_line_costs_its_task_hardly_more_than_two_appends(printing: Printing) 
 
 
 @pytest.mark.slow
-def test_a_logged_line_costs_its_task_little_more_than_the_handlers_call(printing: Printing) -> None:
-    """Names, ids and times are made once, and not for each line."""
+def test_logging_a_line_costs_little_more_than_calling_the_handlers(printing: Printing) -> None:
+    """Names, ids and times are formatted once, and not for each line."""
     print("x", file=printing.stream)
     printing.handler.addFilter(TaskFields())
 
@@ -118,7 +118,7 @@ def test_a_logged_line_costs_its_task_little_more_than_the_handlers_call(printin
         log_lines()
         return calls_of(log_lines)
 
-    # Beside what `logging` does for any two handlers, which changes with each release of Python.
+    # Without the cost of `logging` for any two handlers, which changes with each release of Python.
     calls = calls_with(printing.handler, KeptRecords()) - calls_with(_Ignoring(), _Ignoring())
     assert calls["call"] < 50 * 1_000
     assert calls["c_call"] < 55 * 1_000
@@ -126,7 +126,7 @@ def test_a_logged_line_costs_its_task_little_more_than_the_handlers_call(printin
 
 @pytest.mark.slow
 @pytest.mark.long_for("json")
-def test_of_much_that_is_printed_lines_are_lost_and_counted(printing: Printing) -> None:
+def test_excess_lines_are_dropped_and_counted(printing: Printing) -> None:
     for number in range(60_000):
         print(f"{number:099}", file=printing.stream if number % 100 else printing.errors)
     end_lines(printing.job)
@@ -135,11 +135,11 @@ def test_of_much_that_is_printed_lines_are_lost_and_counted(printing: Printing) 
         notes = re.findall(rf"([\d,]+) lines (?:\([\d,]+ bytes\) )?were {why}", "\n".join(texts))
         kept = len(texts) - len(notes)
         assert 9_000 <= kept <= 30_000
-        assert sum(int(note.replace(",", "")) for note in notes) + kept == 60_000  # several where printing took seconds
+        assert sum(int(note.replace(",", "")) for note in notes) + kept == 60_000  # several if printing is slow
 
 
-def test_a_line_that_is_too_long_is_one_line(printing: Printing) -> None:
-    """What `print` writes after its first argument, its end too, was a line of its own."""
+def test_a_line_that_is_too_long_remains_one_line(printing: Printing) -> None:
+    """The arguments of `print` after the first, and its end, used to be lines of their own."""
     print("A" * 25_000, 0, "b" * 11_000, file=printing.stream)
     print("after", file=printing.stream)
     end_lines(printing.job)
@@ -148,7 +148,7 @@ def test_a_line_that_is_too_long_is_one_line(printing: Printing) -> None:
     assert (first[:9_000], second) == ("A" * 9_000, "after")
 
 
-def test_what_is_printed_fast_comes_out_soon_and_in_order(printing: Printing) -> None:
+def test_lines_printed_fast_appear_soon_and_in_order(printing: Printing) -> None:
     for number in range(700):
         print(f"out {number}", file=printing.stream)
         print(f"err {number}", file=printing.errors)
@@ -162,7 +162,7 @@ def test_what_is_printed_fast_comes_out_soon_and_in_order(printing: Printing) ->
         printing.stream.write(b"x")  # type: ignore[arg-type]
 
 
-def test_a_fork_prints_what_is_its_own(printing: Printing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_prints_only_its_own_lines(printing: Printing, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(300):
         print(number, file=printing.stream)
     if (child := os.fork()) == 0:

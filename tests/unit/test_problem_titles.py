@@ -1,4 +1,4 @@
-"""Titles of problems (RFC 9457) are short sentences: a subject, what is the matter with it, and no full stop."""
+"""Titles of problems (RFC 9457) are short sentences: a subject, its problem, and no full stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orchestrator.api
 
 _SENTENCE = re.compile(r"(The|It|There|Postgres|Redis) [a-z].*\w")
 _CALLS = {"refused": 1, "_closing": 1}
-"""By function, the place of the title among its arguments."""
+"""The index of the title among the arguments of each function."""
 
 
 def titles() -> Iterator[tuple[str, str]]:
@@ -28,7 +28,7 @@ def titles() -> Iterator[tuple[str, str]]:
                     yield path.name, str(title.value)
 
 
-def test_titles_are_sentences_of_one_kind() -> None:
+def test_titles_are_short_sentences() -> None:
     from orchestrator.api.problems import _STATUSES
 
     found = [*titles(), *(("problems.py", title) for _, _, title in _STATUSES)]

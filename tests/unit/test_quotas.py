@@ -1,4 +1,4 @@
-"""Quotas of keys: when a request is refused, and for how long."""
+"""Quotas of API keys: when a request is rejected, and for how long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from orchestrator.domain.quotas import DEFAULTS, Quotas, Usage, parse_quotas
 from orchestrator.errors import ConfigurationError
 
 
-def test_requests_are_refused_above_their_rate_and_let_in_when_it_allows_them_again() -> None:
+def test_requests_above_the_rate_are_rejected_until_the_rate_allows_them() -> None:
     used = Usage(Quotas(rate=2))
     for _ in range(20):
         assert used.begin(100.0) is None
@@ -19,7 +19,7 @@ def test_requests_are_refused_above_their_rate_and_let_in_when_it_allows_them_ag
     assert used.begin(100.0 + exceeded.retry_after + 1e-6) is None
 
 
-def test_requests_under_way_and_bytes_are_bounded() -> None:
+def test_concurrent_requests_and_bytes_are_bounded() -> None:
     used = Usage(Quotas(concurrent=1, megabytes=6))
     assert used.begin(0.0) is None
     assert "concurrent" in str(used.begin(0.0))
@@ -32,7 +32,7 @@ def test_requests_under_way_and_bytes_are_bounded() -> None:
     assert used.begin(61.0) is None
 
 
-def test_event_streams_are_bounded_beside_requests() -> None:
+def test_event_streams_are_bounded_separately_from_requests() -> None:
     used = Usage(Quotas(concurrent=1, streams=1))
     assert (used.listen(), used.begin(0.0)) == (None, None)
     assert "quota streams" in str(used.listen())
@@ -40,7 +40,7 @@ def test_event_streams_are_bounded_beside_requests() -> None:
     assert used.listen() is None
 
 
-def test_tasks_are_refused_by_priority_by_what_is_open_and_by_their_queues() -> None:
+def test_tasks_are_limited_by_priority_open_tasks_and_queues() -> None:
     used = Usage(Quotas(priority=5, open_tasks=10, queues=2))
     assert used.enqueue({"a": 1}, 5, {}, 0.0) is None
     above = used.enqueue({"a": 1}, 6, {}, 0.0)
@@ -54,7 +54,7 @@ def test_tasks_are_refused_by_priority_by_what_is_open_and_by_their_queues() -> 
     assert used.enqueue({"c": 1}, 0, {}, 4_000.0) is None
 
 
-def test_quotas_are_read_as_people_write_them() -> None:
+def test_quotas_are_parsed_from_text() -> None:
     assert parse_quotas([]) == DEFAULTS
     assert parse_quotas(["rate=10", "priority = 0"]) == Quotas(rate=10, priority=0)
     with pytest.raises(ConfigurationError, match="Did you mean 'priority'"):

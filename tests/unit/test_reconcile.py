@@ -1,4 +1,4 @@
-"""The reconciler's table: what is left alone, what is given back, what is a loss."""
+"""The reconciler's table: attempts left alone, attempts returned, and losses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def message(entry: str, *members: bytes, consumer: str | None, attempt: int = 1)
 
 
 class Streams:
-    """The messages that stand in a queue."""
+    """The messages in the stream of a queue."""
 
     def __init__(self, *messages: Message, queue: str = "default", in_time: bool = True) -> None:
         self._messages = list(messages)
@@ -48,7 +48,7 @@ class Streams:
 
 
 class Situation:
-    """A fleet after its grace, with one live worker and one dead."""
+    """A fleet after its grace period, with one live and one dead worker."""
 
     def __init__(self, *, grace: bool = False, held: bytes = b"") -> None:
         self.fleet = Fleet(TTL)
@@ -74,7 +74,7 @@ class Situation:
         return self.reconciler.judge(suspicion)
 
     def judge_for(self, seconds: float, streams: Streams, *tasks: InFlight) -> None:
-        """Judge at once, and again and again for so long; nothing is lost yet."""
+        """Judge at once, and then repeatedly for this many seconds; nothing is judged lost yet."""
         assert self.judge(streams, *tasks) == NOTHING
         for _ in range(int(seconds)):
             self._look("live")
@@ -87,7 +87,7 @@ class Situation:
 NOTHING: tuple[list[Reported], dict[str, list[str]]] = ([], {})
 
 
-def test_held_by_a_live_worker_is_left_alone_however_long_it_runs() -> None:
+def test_an_attempt_held_by_a_live_worker_is_left_alone() -> None:
     situation = Situation(held=pack_attempt(A, 1))
     streams = Streams(message("1-0", A, consumer="live"))
     for _ in range(3):
@@ -95,13 +95,13 @@ def test_held_by_a_live_worker_is_left_alone_however_long_it_runs() -> None:
     assert streams.reads == 0
 
 
-def test_a_message_that_nobody_received_is_a_backlog() -> None:
+def test_an_unreceived_message_is_backlog() -> None:
     situation = Situation()
     for _ in range(3):
         assert situation.judge(Streams(message("1-0", A, consumer=None)), in_flight(age=1e6)) == NOTHING
 
 
-def test_a_message_whose_receiver_does_not_list_it_for_a_ttl_is_taken_back() -> None:
+def test_a_message_its_receiver_does_not_list_for_a_ttl_is_withdrawn() -> None:
     situation = Situation()
     streams = Streams(message("1-0", A, consumer="live"))
     situation.judge_for(TTL - 1, streams, in_flight())
@@ -116,10 +116,10 @@ def test_a_message_whose_receiver_does_not_list_it_for_a_ttl_is_taken_back() -> 
     [
         (1.5, True, []),
         (3.0, True, [("reconcile", "nobody", Returned(A, 1, "not received"))]),
-        (3.0, False, []),  # the worker has received it meanwhile
+        (3.0, False, []),  # the worker has received the message meanwhile
     ],
 )
-def test_a_message_to_one_worker_that_does_not_receive_it_is_taken_back_if_it_is_not_too_late(
+def test_a_message_not_received_by_its_only_worker_is_taken_back(
     age: float, in_time: bool, expected: list[Reported]
 ) -> None:
     situation = Situation()
@@ -128,8 +128,8 @@ def test_a_message_to_one_worker_that_does_not_receive_it_is_taken_back_if_it_is
     assert situation.judge(streams, in_flight(age=age)) == (expected, {})
 
 
-def test_before_a_message_is_given_up_the_streams_of_all_workers_are_looked_through() -> None:
-    """Another leader may have sent it to one of them."""
+def test_all_worker_streams_are_searched_before_a_message_is_given_up() -> None:
+    """Another leader may have sent the message to one of these workers."""
     situation = Situation()
     streams = Streams(message("1-0", A, consumer=None), queue="@live")
     for _ in range(int(TTL / 2)):
@@ -145,13 +145,13 @@ def test_a_message_received_by_a_dead_worker_is_a_loss() -> None:
     assert withdraw == {"default": ["1-0"]}
 
 
-def test_running_on_a_dead_worker_without_a_message_is_a_loss() -> None:
+def test_an_attempt_on_a_dead_worker_without_a_message_is_a_loss() -> None:
     reports, withdraw = Situation().judge(Streams(), in_flight(worker="dead"))
     assert reports == [("reconcile", "dead", Lost(A, 1, alone=False, unheard=20.0))]
     assert not withdraw
 
 
-def test_no_message_and_nobody_has_it_means_that_the_message_was_lost() -> None:
+def test_an_attempt_without_a_message_or_a_worker_is_returned() -> None:
     situation = Situation()
     situation.judge_for(TTL - 1, Streams(), in_flight())
     situation.wait()
@@ -160,28 +160,28 @@ def test_no_message_and_nobody_has_it_means_that_the_message_was_lost() -> None:
     assert not withdraw
 
 
-def test_looks_that_follow_each_other_at_once_prove_nothing() -> None:
-    """All of them may see the heartbeat that was written before the message was received."""
+def test_checks_in_quick_succession_prove_no_loss() -> None:
+    """All checks may see the heartbeat from before the message was received."""
     situation = Situation()
     for _ in range(20):
         assert situation.judge(Streams(message("1-0", A, consumer="live")), in_flight()) == NOTHING
 
 
-def test_what_was_missing_and_is_found_is_not_missing() -> None:
+def test_a_message_found_again_is_not_missing() -> None:
     situation = Situation()
     for _ in range(3):
         situation.judge_for(TTL - 1, Streams(), in_flight())
         assert situation.judge(Streams(message("1-0", A, consumer=None)), in_flight()) == NOTHING
 
 
-def test_another_attempt_is_another_matter() -> None:
+def test_absence_counts_separately_for_each_attempt() -> None:
     situation = Situation()
     situation.judge_for(TTL - 1, Streams(), in_flight(attempt=1))
     situation.wait()
     assert situation.judge(Streams(), in_flight(attempt=2)) == NOTHING
 
 
-def test_a_worker_that_is_silent_but_not_yet_dead_is_waited_for() -> None:
+def test_a_silent_worker_is_not_yet_dead() -> None:
     situation = Situation()
     for _ in range(3):
         assert situation.judge(Streams(message("1-0", A, consumer="stranger")), in_flight()) == NOTHING
@@ -189,7 +189,7 @@ def test_a_worker_that_is_silent_but_not_yet_dead_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("consumer", ["dead", "live", "stranger"])
-def test_nothing_is_judged_lost_in_grace(consumer: str) -> None:
+def test_nothing_is_judged_lost_during_grace(consumer: str) -> None:
     situation = Situation(grace=True)
     for _ in range(3):
         assert situation.judge(Streams(message("1-0", A, consumer=consumer)), in_flight()) == NOTHING
@@ -197,23 +197,23 @@ def test_nothing_is_judged_lost_in_grace(consumer: str) -> None:
         assert situation.judge(Streams(), in_flight()) == NOTHING
 
 
-def test_what_was_just_dispatched_is_not_asked_about() -> None:
+def test_a_task_dispatched_just_now_is_not_checked() -> None:
     situation, streams = Situation(), Streams()
     for _ in range(3):
         assert situation.judge(streams, in_flight(age=0.5)) == NOTHING
     assert streams.reads == 0
 
 
-def test_a_bundle_is_judged_member_by_member_and_withdrawn_once() -> None:
+def test_a_bundle_is_judged_by_member_and_withdrawn_once() -> None:
     streams = Streams(message("1-0", A, B, consumer="dead"), message("2-0", C, consumer=None))
     reports, withdraw = Situation().judge(streams, in_flight(A), in_flight(B), in_flight(C))
     assert reports == [("reconcile", "dead", Lost(task, 1, alone=False, unheard=20.0)) for task in (A, B)]
     assert withdraw == {"default": ["1-0"]}
 
 
-def test_messages_of_attempts_that_are_over_are_swept() -> None:
+def test_messages_of_ended_attempts_are_withdrawn() -> None:
     streams = Streams(
-        message("1-0", A, consumer="dead", attempt=1),  # A is at its second attempt
+        message("1-0", A, consumer="dead", attempt=1),  # A is in its second attempt
         message("2-0", A, consumer=None, attempt=2),
         message("3-0", B, C, consumer="live"),  # B has ended, C has not
     )
@@ -221,12 +221,12 @@ def test_messages_of_attempts_that_are_over_are_swept() -> None:
     assert withdraw == {"default": ["1-0"]}
 
 
-def test_a_message_that_cannot_be_read_is_left_to_its_worker() -> None:
+def test_an_unreadable_message_is_left_to_its_worker() -> None:
     streams = Streams(Message("1-0", b"\xff\xff", "live"), message("2-0", A, consumer=None))
     assert Situation().judge(streams, in_flight(A)) == NOTHING
 
 
-def test_queues_are_swept_of_messages_that_belong_to_nothing() -> None:
+def test_a_sweep_withdraws_messages_without_tasks() -> None:
     situation = Situation()
     streams = Streams(message("1-0", A, consumer="dead"), message("2-0", B, consumer="live"))
     suspicion = situation.reconciler.suspects(streams, "g", [], sweep=["default"])  # type: ignore[arg-type]

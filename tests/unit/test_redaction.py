@@ -1,4 +1,4 @@
-"""Patterns of what is not shown."""
+"""Patterns of redacted values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.calls import calls_of
 from tests.outbox import KeptOutbox
 
 
-def test_a_name_is_hidden_at_any_depth_and_a_path_where_something_ends_so() -> None:
+def test_names_are_redacted_at_any_depth_and_paths_by_their_end() -> None:
     hidden = Redaction(["password", "card.*", "*_key"])
     data = {
         "user": "alice",
@@ -43,20 +43,20 @@ def test_a_name_is_hidden_at_any_depth_and_a_path_where_something_ends_so() -> N
     assert data["Password"] == "p"
 
 
-def test_nothing_stays_nothing() -> None:
+def test_missing_values_stay_missing_and_no_patterns_redact_nothing() -> None:
     assert Redaction(["password"]).redacted({"password": None}) == {"password": None}
     assert Redaction().redacted({"password": "p"}) == {"password": "p"}
     assert not Redaction()
 
 
-def test_arguments_without_names_have_places() -> None:
+def test_patterns_for_positional_arguments_use_their_index() -> None:
     patterns = placed(["token", "card.number", "pass*"], ["user", "token", "card", "password"])
     assert patterns == ("@1", "@2.number", "@3")
     arguments, keywords = Redaction(patterns).redacted_call(["alice", "t", {"number": 1, "holder": 2}], {"x": 1})
     assert (arguments, keywords) == (["alice", HIDDEN, {"number": HIDDEN, "holder": 2}], {"x": 1})
 
 
-def test_secrets_are_found_again_in_texts() -> None:
+def test_secrets_are_redacted_in_texts() -> None:
     secrets = Redaction(["@0", "password"]).secrets(
         ["tok-1"], {"password": ["two\nlines", 123456, True, "no"], "user": "bob"}
     )
@@ -67,7 +67,7 @@ def test_secrets_are_found_again_in_texts() -> None:
 
 
 @pytest.mark.parametrize("given", [{"x": [0] * 490_000}, {"x": ["a"] * 200_000}, {"x": [{"a": 1, "b": 2}] * 10_000}])
-def test_secrets_are_found_among_many_other_values_at_little_cost(given: dict[str, Any]) -> None:
+def test_secrets_among_many_values_are_found_at_little_cost(given: dict[str, Any]) -> None:
     hidden = Redaction(["apikey", "card.*"])
     given = {"apikey": "tok-1", **given}
     assert calls_of(lambda: hidden.secrets((), given))["call"] < 15_000
@@ -83,7 +83,7 @@ def test_secrets_are_found_among_many_other_values_at_little_cost(given: dict[st
         {"card": {"numbers": [f"secret {n}" for n in range(1_001)]}},
     ],
 )
-def test_where_secrets_cannot_all_be_found_every_text_is_hidden(given: dict[str, Any]) -> None:
+def test_texts_are_redacted_wholly_if_secrets_exceed_the_search_limit(given: dict[str, Any]) -> None:
     hidden = Redaction(["apikey", "card.*"])
     assert calls_of(lambda: hidden.secrets((), given))["call"] < 10_000
     secrets = hidden.secrets((), given)
@@ -95,7 +95,7 @@ def test_where_secrets_cannot_all_be_found_every_text_is_hidden(given: dict[str,
     assert inherited(family, ["apikey", "card.*"]).is_whole
 
 
-def test_a_value_is_hidden_under_any_name() -> None:
+def test_a_secret_value_is_redacted_under_any_name() -> None:
     hidden = Redaction(["token"], ["tok-1", "123456"])
     data = {"session": "tok-1", "note": ["Bearer tok-1", 123456, 1234567, b"x tok-1"], "tok-1": None, "user": "eve"}
     assert hidden.redacted(data) == {
@@ -109,7 +109,7 @@ def test_a_value_is_hidden_under_any_name() -> None:
     assert Redaction(is_whole=True).redacted({"a": [1, None], "b": "x"}) == {"a": [HIDDEN, None], "b": HIDDEN}
 
 
-def test_a_family_that_cannot_be_looked_through_is_hidden_as_a_whole() -> None:
+def test_a_partially_known_family_is_redacted_as_a_whole() -> None:
     known = Family(
         ["token"],
         [Relative(("token",), timezones.encode([[], {"token": "tok-1"}]), None)],
@@ -123,15 +123,15 @@ def test_a_family_that_cannot_be_looked_through_is_hidden_as_a_whole() -> None:
     assert inherited(known._replace(is_partial=True), (), ["b"]).redacted(told) == told | {"b": HIDDEN}
 
 
-class Said(NamedTuple):
-    """What a task did, beside its report."""
+class Outcome(NamedTuple):
+    """The outbox and the report of a failed task."""
 
     outbox: KeptOutbox
     report: Failed
 
 
-def run_failing(function: Callable[..., Any], token: Any = "tok-1-long", **options: Any) -> Said:
-    """Run a task that fails, in a worker."""
+def run_failing(function: Callable[..., Any], token: Any = "tok-1-long", **options: Any) -> Outcome:
+    """Run a failing task in a worker."""
     app = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere")
     new = app.task(name="it", **options)(function)._new((), {"token": token})
     job = Job(Dispatch(new.id, 1, "it", new.payload, "default", new.options), Bundle("g", "default", "0-1", 1), 0, 0.0)
@@ -139,15 +139,15 @@ def run_failing(function: Callable[..., Any], token: Any = "tok-1-long", **optio
     outbox = KeptOutbox()
     report = Runner(app, outbox, Allowed(app, ())).run(job)
     assert isinstance(report, Failed)
-    return Said(outbox, report)
+    return Outcome(outbox, report)
 
 
-def test_a_worker_hides_what_a_task_says_of_its_progress_and_hands_names_on() -> None:
+def test_a_worker_redacts_progress_and_passes_patterns_to_children() -> None:
     child = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere").task(name="child")(_take)
 
     def say(ctx: TaskContext, token: str) -> None:
         ctx.progress(0.5, f"with {token}")
-        ctx.progress(0.6, "x" * 995 + token)  # of which the end is cut off
+        ctx.progress(0.6, "x" * 995 + token)  # the end is truncated
         ctx.log(token)
         child.enqueue(1)
         raise ValueError(token)
@@ -159,7 +159,7 @@ def test_a_worker_hides_what_a_task_says_of_its_progress_and_hands_names_on() ->
     assert [parse_options(task.options).inherited for task in said.outbox.tasks] == [("token",)]
 
 
-def test_a_worker_hides_all_that_a_task_says_which_has_more_secrets_than_can_be_searched_for() -> None:
+def test_a_worker_redacts_all_output_of_a_task_with_too_many_secrets() -> None:
     def say(ctx: TaskContext, token: list[str]) -> None:
         ctx.progress(0.5, f"with {token[7]}")
         ctx.log(token[7])
@@ -173,7 +173,7 @@ def test_a_worker_hides_all_that_a_task_says_which_has_more_secrets_than_can_be_
     assert said.report.error.attributes == {HIDDEN: {HIDDEN: HIDDEN}}
 
 
-def test_attributes_of_an_error_stay_data_where_a_number_is_secret() -> None:
+def test_error_attributes_stay_data_when_a_number_is_secret() -> None:
     def say(token: int) -> None:
         error = ValueError("no")
         error.number = token  # type: ignore[attr-defined]
@@ -185,7 +185,7 @@ def test_attributes_of_an_error_stay_data_where_a_number_is_secret() -> None:
 def _take(value: Any) -> None: ...
 
 
-def test_follow_ups_inherit_what_the_task_hides() -> None:
+def test_callbacks_inherit_the_redacted_names_of_their_task() -> None:
     app = Orchestrator()
     last = app.task(name="last", redact=("pin",))(_take)
     after = app.task(name="after", on_success=last)(_take)
@@ -201,13 +201,13 @@ def test_follow_ups_inherit_what_the_task_hides() -> None:
     ]
 
 
-def test_a_setting_is_a_text_or_a_list() -> None:
+def test_the_redact_setting_is_a_string_or_a_list() -> None:
     assert split_patterns("password, card.*  token") == ("password", "card.*", "token")
     assert load_settings(environ={}, redact=["password", "card.*"]).redact == "password, card.*"
     assert load_settings(environ={"ORCHESTRATOR_REDACT": "a,b"}).redact == "a,b"
 
 
-def test_a_task_carries_what_is_secret_in_it_and_one_without_carries_nothing() -> None:
+def test_a_task_stores_only_the_patterns_of_its_own_parameters() -> None:
     app = Orchestrator(load_settings(environ={}, redact="password"))
 
     @app.task(redact=("token",))

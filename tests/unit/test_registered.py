@@ -1,4 +1,4 @@
-"""What a workflow takes over from the tasks that its steps and hooks name, and what it refuses."""
+"""Options that a workflow copies from the tasks of its steps and hooks, and options that it rejects."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def app() -> Orchestrator:
     return Orchestrator(routes={"routed": "far"})
 
 
-def take(app: Orchestrator, *steps: Step, **parts: Any) -> Definition:
+def complete_definition(app: Orchestrator, *steps: Step, **parts: Any) -> Definition:
     return completed(Definition(name="flow", steps=steps, **parts), "flow", partial(copy_task_options, tasks=app.tasks))
 
 
 def registered(app: Orchestrator, step: Step) -> Registered | None:
-    return take(app, step).steps[0].registered
+    return complete_definition(app, step).steps[0].registered
 
 
-def test_a_task_that_says_nothing_leaves_the_definition_as_it_is(app: Orchestrator) -> None:
+def test_a_task_without_options_leaves_the_definition_unchanged(app: Orchestrator) -> None:
     app.task(name="plain")(lambda: None)
     steps = Step(name="a", task="plain"), Step(name="b", task="file.py:function"), Step(name="c", workflow="plain")
-    assert take(app, *steps) == Definition(name="flow", steps=steps)
+    assert complete_definition(app, *steps) == Definition(name="flow", steps=steps)
 
 
-def test_steps_inherit_what_others_hide_and_hide_it_under_other_names(app: Orchestrator) -> None:
+def test_steps_redact_inputs_that_earlier_steps_redact(app: Orchestrator) -> None:
     app.task(name="login", redact=("token",))(lambda token: token)
     app.task(name="use")(lambda secret="", plain="", item="": (secret, plain, item))
-    steps = take(
+    steps = complete_definition(
         app,
         Step(name="enter", task="login", input={"token": "${params.token}"}),
         Step(name="use", task="use", input={"secret": "Bearer ${enter.token}", "plain": "${enter.user}"}),
@@ -56,18 +56,18 @@ def test_steps_inherit_what_others_hide_and_hide_it_under_other_names(app: Orche
     ]
 
 
-def test_what_is_taken_over(app: Orchestrator) -> None:
+def test_task_options_are_copied_into_the_step(app: Orchestrator) -> None:
     app.task(name="routed", concurrency=2, concurrency_key=7, retries=2, priority=3)(lambda: None)
     found = registered(app, Step(name="a", task="routed"))
     assert found == Registered(options={"retry": {"max": 2}, "concurrency": 2}, queue="far", priority=3, key="7")
-    again = take(app, Step(name="a", task="routed"))
+    again = complete_definition(app, Step(name="a", task="routed"))
     app.tasks.clear()
     assert copy_task_options(again, {}) == (again, []), "without tasks, all is left alone"
     app.task(name="another")(lambda: None)
     assert copy_task_options(again, app.tasks, ["routed"]) == (again, []), "and so is what another application has"
 
 
-def test_what_a_task_has_no_parameter_for_is_not_sent_to_it(app: Orchestrator) -> None:
+def test_inputs_without_a_parameter_are_not_passed_to_the_task(app: Orchestrator) -> None:
     app.task(name="some")(lambda wanted=None: wanted)
     app.task(name="all")(lambda **given: given)
     some = registered(app, Step(name="a", task="some", depends_on=("wanted", "other"), foreach="wanted.files"))
@@ -76,7 +76,7 @@ def test_what_a_task_has_no_parameter_for_is_not_sent_to_it(app: Orchestrator) -
     assert registered(app, Step(name="a", task="some", depends_on=("wanted",))) is None
 
 
-def test_a_key_of_arguments_that_stand_in_the_definition(app: Orchestrator) -> None:
+def test_a_key_is_computed_from_constant_arguments(app: Orchestrator) -> None:
     @app.task(name="send", concurrency=1, concurrency_key=lambda to, **_: f"c-{to}", weight=lambda to, **_: len(to))
     def send(to: str = "nobody", text: str = "") -> None: ...
 
@@ -101,12 +101,12 @@ def test_a_key_of_arguments_that_stand_in_the_definition(app: Orchestrator) -> N
         ({"foreach": "params.all", "input": {"to": "a"}}, "item"),
     ],
 )
-def test_a_key_of_arguments_that_only_a_run_knows(app: Orchestrator, step: dict[str, Any], named: str) -> None:
+def test_a_key_that_depends_on_values_of_a_run_is_rejected(app: Orchestrator, step: dict[str, Any], named: str) -> None:
     @app.task(name="send", concurrency=1, concurrency_key=lambda to, **_: to)
     def send(to: str = "", text: str = "", item: str = "") -> None: ...
 
     with pytest.raises(InvalidWorkflow, match=f"flow: tasks.a: Task 'send': option concurrency_key .*: {named}. Give"):
-        take(app, Step(name="a", task="send", **step))
+        complete_definition(app, Step(name="a", task="send", **step))
     taken = registered(app, Step(name="a", task="send", concurrency_key="${params.customer}", **step))
     assert taken == Registered(options={"retry": {}, "concurrency": 1})
 
@@ -125,10 +125,10 @@ def test_a_key_of_arguments_that_only_a_run_knows(app: Orchestrator, step: dict[
         ({"soft_timeout": 30}, "Option soft_timeout: expected less than the timeout"),
     ],
 )
-def test_what_no_step_can_keep_is_refused(app: Orchestrator, options: dict[str, Any], message: str) -> None:
+def test_options_that_a_step_cannot_have_are_rejected(app: Orchestrator, options: dict[str, Any], message: str) -> None:
     app.task(name="t", **options)(lambda: None)
     with pytest.raises(InvalidWorkflow, match=message):
-        take(app, Step(name="a", task="t", timeout=20.0))
+        complete_definition(app, Step(name="a", task="t", timeout=20.0))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_what_no_step_can_keep_is_refused(app: Orchestrator, options: dict[str, 
         ),
     ],
 )
-def test_tasks_and_inputs_that_do_not_fit_the_application(app: Orchestrator, file: str, message: str) -> None:
+def test_unknown_tasks_and_mismatched_inputs_are_rejected(app: Orchestrator, file: str, message: str) -> None:
     @app.task(name="shop.resize")
     def resize(path: str, width: int = 100) -> None: ...
 
@@ -174,7 +174,7 @@ def test_tasks_and_inputs_that_do_not_fit_the_application(app: Orchestrator, fil
         "{a: {task: 'file.py:function'}, b: {task: orchestrator.webhook}, c: {workflow: any}}",
     ],
 )
-def test_tasks_and_inputs_that_fit(app: Orchestrator, file: str) -> None:
+def test_known_tasks_and_matching_inputs_are_accepted(app: Orchestrator, file: str) -> None:
     @app.task(name="shop.resize")
     def resize(ctx: TaskContext, path: str, width: int = 100) -> None: ...
 
@@ -184,21 +184,21 @@ def test_tasks_and_inputs_that_fit(app: Orchestrator, file: str) -> None:
     loads(f"name: flow\ntasks: {file}", "f.yaml", partial(copy_task_options, tasks=app.tasks))
 
 
-def test_an_unknown_task_of_a_hook(app: Orchestrator) -> None:
+def test_an_unknown_task_of_a_hook_is_rejected(app: Orchestrator) -> None:
     app.task(name="mail.send")(lambda: None)
     with pytest.raises(InvalidWorkflow, match="flow: on_failure.0..task: .* 'mail.sent'. Did you mean 'mail.send'"):
-        take(app, Step(name="a", task="mail.send"), on_failure=(Hook(task="mail.sent"),))
+        complete_definition(app, Step(name="a", task="mail.send"), on_failure=(Hook(task="mail.sent"),))
 
 
-def test_everything_that_cannot_be_kept_is_told_at_once(app: Orchestrator) -> None:
+def test_all_rejected_options_are_reported_at_once(app: Orchestrator) -> None:
     app.task(name="t", unique_key="k")(lambda: None)
     app.task(name="h", concurrency_key=lambda **_: "x")(lambda **_: None)
     with pytest.raises(InvalidWorkflow) as caught:
-        take(app, Step(name="a", task="t"), Step(name="b", task="t"), on_failure=(Hook(task="h"),))
+        complete_definition(app, Step(name="a", task="t"), Step(name="b", task="t"), on_failure=(Hook(task="h"),))
     assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["tasks.a", "tasks.b", "on_failure"]
 
 
-def test_of_thousands_of_unknown_tasks_the_first_are_looked_for(
+def test_suggestions_are_sought_only_for_the_first_unknown_tasks(
     app: Orchestrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app.task(name="plain")(lambda: None)
@@ -211,16 +211,18 @@ def test_of_thousands_of_unknown_tasks_the_first_are_looked_for(
     monkeypatch.setattr(registered_module, "did_you_mean", looking)
     steps = tuple(Step(name=f"s{number}", task=f"t{number}") for number in range(5_000))
     with pytest.raises(InvalidWorkflow, match=r"the application has no task 't0'(?s:.*)… and \d+ more\."):
-        take(app, *steps)
+        complete_definition(app, *steps)
     assert len(looked) <= MAX_PROBLEMS
 
 
-def test_a_hook_is_patient_unless_its_task_says_otherwise(app: Orchestrator) -> None:
+def test_hooks_keep_their_own_retries_unless_the_task_sets_them(app: Orchestrator) -> None:
     app.task(name="calm")(lambda: None)
     app.task(name="brisk", retries=0, timeout=5)(lambda: None)
     app.task(name="soft", soft_timeout=90)(lambda: None)
     hooks = tuple(Hook(task=name) for name in ("calm", "brisk", "soft", "orchestrator.webhook"))
-    found = take(app, Step(name="a", task="calm"), on_success=(*hooks, Hook(webhook="http://x"))).on_success
+    found = complete_definition(
+        app, Step(name="a", task="calm"), on_success=(*hooks, Hook(webhook="http://x"))
+    ).on_success
     options = [None if hook.registered is None else hook.registered.options for hook in found]
     assert options == [
         None,
@@ -231,7 +233,7 @@ def test_a_hook_is_patient_unless_its_task_says_otherwise(app: Orchestrator) -> 
     ]
 
 
-def test_a_file_says_nothing_of_it(app: Orchestrator) -> None:
+def test_exported_yaml_omits_copied_options(app: Orchestrator) -> None:
     app.task(name="t", concurrency=2)(lambda: None)
     plain = Definition(name="flow", steps=(Step(name="a", task="t", concurrency_key="${run.id}"),))
     taken, _ = copy_task_options(plain, app.tasks)
@@ -249,7 +251,9 @@ def test_a_file_says_nothing_of_it(app: Orchestrator) -> None:
         ({"expires": datetime(2030, 1, 1, tzinfo=UTC)}, "its eta or expires is a fixed moment"),
     ],
 )
-def test_what_no_follower_can_keep_is_refused(app: Orchestrator, options: dict[str, Any], message: str) -> None:
+def test_options_that_a_callback_cannot_have_are_rejected(
+    app: Orchestrator, options: dict[str, Any], message: str
+) -> None:
     follower = app.task(name="follower", **options)(lambda given: given)
     leader = app.task(name="leader", on_success=follower)(lambda: None)
     with pytest.raises(InvalidTask, match=f"Task 'follower' cannot follow another: {message}"):

@@ -1,4 +1,4 @@
-"""Request slots: how many of a caller's requests run at once, and what becomes of those whose client disconnects."""
+"""Request slots: how many of a caller's requests run at once, and what happens when a client disconnects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADA, BOB = (Caller(Actor(name, "127.0.0.1"), key=name) for name in ("ada", "bob"
 
 
 class Work:
-    """Calls that hold their threads until they are let go."""
+    """Calls that hold their threads until the test releases them."""
 
     def __init__(self) -> None:
         self.running: list[str] = []
@@ -45,7 +45,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 60))
 
 
-def test_expensive_requests_of_a_caller_hold_up_neither_its_cheap_ones_nor_others() -> None:
+def test_expensive_requests_block_neither_cheap_requests_nor_other_callers() -> None:
     async def main() -> None:
         slots, work = Slots(), Work()
         held = [asyncio.create_task(slots.run(work.call("ada's expensive"), ADA, is_expensive=True)) for _ in range(40)]
@@ -72,7 +72,7 @@ def client(disconnected: asyncio.Event) -> Client:
     return Client(Request({"type": "http"}, receive))
 
 
-def test_a_request_that_waits_is_dropped_when_its_client_disconnects() -> None:
+def test_a_waiting_request_is_dropped_when_its_client_disconnects() -> None:
     async def main() -> None:
         slots, work, disconnected = Slots(), Work(), asyncio.Event()
         held = [asyncio.create_task(slots.run(work.call("held"), ADA, is_expensive=True)) for _ in range(2)]
@@ -91,7 +91,7 @@ def test_a_request_that_waits_is_dropped_when_its_client_disconnects() -> None:
     run(main())
 
 
-def test_an_expensive_request_reads_nothing_more_when_its_client_has_disconnected() -> None:
+def test_an_expensive_request_stops_when_its_client_disconnects() -> None:
     async def main() -> None:
         slots, disconnected, seen, may_look = Slots(), asyncio.Event(), [], threading.Event()
 
@@ -113,7 +113,7 @@ def test_an_expensive_request_reads_nothing_more_when_its_client_has_disconnecte
     run(main())
 
 
-def test_a_request_that_is_cancelled_gives_its_slot_back() -> None:
+def test_a_cancelled_request_releases_its_slot() -> None:
     async def main() -> None:
         slots, work = Slots(), Work()
         held = [asyncio.create_task(slots.run(work.call("held"), ADA, is_expensive=True)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Dependencies of tasks: opened when the task runs, closed when it has ended."""
+"""Dependencies of tasks: opened when the task runs, closed when the task has ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _fresh() -> Iterator[None]:
 
 
 class Engine:
-    """Something that a process has one of."""
+    """A resource that a process opens once."""
 
 
 @app.resource(scope="process")
@@ -64,7 +64,7 @@ def place(order: int, *, db: tuple[Engine, str] = Depends(session), log: str = D
     return db[1]
 
 
-def test_a_plain_call_opens_and_closes_what_it_needs() -> None:
+def test_a_plain_call_opens_and_closes_its_dependencies() -> None:
     assert place(7) == "session"
     assert events == ["engine opened", "session opened", "place 7 with audit in session", "session closed"]
     assert place(8) == "session"
@@ -95,7 +95,7 @@ def test_a_dependency_cannot_hide_a_failure() -> None:
     assert events == ["hidden"]
 
 
-def test_they_are_no_arguments_of_the_call() -> None:
+def test_dependencies_are_not_arguments_of_the_call() -> None:
     assert place._signature.names == ["order"]
     with pytest.raises(InvalidTask, match="unexpected keyword argument 'db'"):
         place._signature.check((1,), {"db": 2})
@@ -103,7 +103,7 @@ def test_they_are_no_arguments_of_the_call() -> None:
         place._signature.restore(["x"], {})
 
 
-def test_places_among_other_parameters() -> None:
+def test_dependencies_may_stand_anywhere_among_the_parameters() -> None:
     @app.task(name="mixed")
     def mixed(db: Db, ctx: TaskContext, path: str, other: Db, *rest: int, last: Db, width: int = 1) -> list[Any]:
         return [db[1], ctx.task_name, path, other is db, rest, last is db, width]
@@ -114,7 +114,7 @@ def test_places_among_other_parameters() -> None:
     assert events.count("session opened") == 2, "one for each call"
 
 
-def test_an_annotation_that_cannot_be_resolved() -> None:
+def test_a_dependency_may_have_an_unresolvable_annotation() -> None:
     def unknown() -> Any:
         return {"a": 1}
 
@@ -127,7 +127,7 @@ def test_an_annotation_that_cannot_be_resolved() -> None:
         unresolved._signature.restore(["x"], {})
 
 
-def test_one_may_be_given_in_a_plain_call_or_stand_in_for_all() -> None:
+def test_a_dependency_can_be_passed_or_overridden() -> None:
     assert place(7, db=(Engine(), "mine"), log="x") == "mine"
     assert events == ["place 7 with x"]
     with app.override(session, (Engine(), "fake")):
@@ -138,7 +138,7 @@ def test_one_may_be_given_in_a_plain_call_or_stand_in_for_all() -> None:
     assert place(9) == "session"
 
 
-def test_kinds_of_functions() -> None:
+def test_context_managers_classes_and_functions_can_be_dependencies() -> None:
     @contextmanager
     def managed() -> Iterator[str]:
         yield "managed"
@@ -159,7 +159,7 @@ def test_kinds_of_functions() -> None:
     assert events == ["client closed", "managed closed"]
 
 
-# -- asynchronous
+# -- asynchronous dependencies
 
 
 @app.resource(scope="process")
@@ -190,7 +190,7 @@ async def fetch(number: int, cursor: str = Depends(cursor)) -> str:
     return f"{number} by {cursor}"
 
 
-def test_asynchronous_ones_are_opened_once_for_each_loop() -> None:
+def test_async_resources_are_opened_once_for_each_loop() -> None:
     async def main() -> list[str]:
         return await asyncio.gather(*(fetch(number) for number in range(3)))  # type: ignore[call-overload]
 
@@ -202,7 +202,7 @@ def test_asynchronous_ones_are_opened_once_for_each_loop() -> None:
     assert events.count("pool opened") == 1
 
 
-def test_they_are_closed_on_a_loop_that_runs() -> None:
+def test_async_resources_are_closed_on_their_running_loop() -> None:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -214,7 +214,7 @@ def test_they_are_closed_on_a_loop_that_runs() -> None:
     loop.close()
 
 
-def test_a_cancelled_task_closes_its_own() -> None:
+def test_a_cancelled_task_closes_its_dependencies() -> None:
     async def held() -> AsyncIterator[str]:
         try:
             yield "held"
@@ -239,7 +239,7 @@ def test_a_cancelled_task_closes_its_own() -> None:
     assert events == ["held", "held closed"]
 
 
-def test_the_loop_goes_on_while_a_resource_is_opened() -> None:
+def test_the_event_loop_continues_while_a_resource_is_opened() -> None:
     own, going_on = Orchestrator(), threading.Event()
 
     @own.resource(scope="process")
@@ -260,7 +260,7 @@ def test_the_loop_goes_on_while_a_resource_is_opened() -> None:
     assert asyncio.run(main()) == ["model"] * 3
 
 
-def test_a_resource_that_opens_slowly_keeps_no_other_waiting() -> None:
+def test_a_slowly_opening_resource_delays_no_other_resource() -> None:
     own, opening, done = Orchestrator(), threading.Event(), threading.Event()
 
     @own.resource(scope="process")
@@ -283,10 +283,10 @@ def test_a_resource_that_opens_slowly_keeps_no_other_waiting() -> None:
     thread.join()
 
 
-# -- what is refused
+# -- rejected dependencies
 
 
-def test_what_cannot_be() -> None:
+def test_invalid_dependencies_are_rejected() -> None:
     def between(pool: str = Depends(pool)) -> str:
         return pool
 
@@ -326,7 +326,7 @@ def test_what_cannot_be() -> None:
 # -- processes
 
 
-def test_a_failed_close_does_not_keep_others_open(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_close_does_not_skip_other_resources(caplog: pytest.LogCaptureFixture) -> None:
     own = Orchestrator()
 
     @own.resource(scope="process")
@@ -344,7 +344,7 @@ def test_a_failed_close_does_not_keep_others_open(caplog: pytest.LogCaptureFixtu
     assert events == ["first closed"]
 
 
-def test_a_fork_opens_its_own() -> None:
+def test_a_forked_process_opens_its_own_resources() -> None:
     place(1)
     read, write = os.pipe()
     child = os.fork()
@@ -380,7 +380,7 @@ def test_a_lifespan_is_opened_at_the_start() -> None:
     assert events == ["begins", "ends"]
 
 
-# -- what stands in for a dependency
+# -- overrides
 
 
 @app.resource(scope="process")
@@ -412,7 +412,7 @@ async def listen(db: str = Depends(channel)) -> str:
     return db
 
 
-def test_resources_of_the_process_follow_an_override() -> None:
+def test_process_resources_follow_an_override() -> None:
     with app.override(url, "first"):
         assert ask() == ask() == "connection to first"
         assert events == ["first opened"]
@@ -428,7 +428,7 @@ def test_resources_of_the_process_follow_an_override() -> None:
     assert events[2:] == ["real opened", "inner opened", "inner closed", "outer opened", "outer closed"]
 
 
-def test_asynchronous_ones_follow_it_and_are_closed_with_the_loop() -> None:
+def test_async_resources_follow_an_override_and_close_with_their_loop() -> None:
     call: Any = listen
 
     async def main() -> None:
@@ -441,7 +441,7 @@ def test_asynchronous_ones_follow_it_and_are_closed_with_the_loop() -> None:
     assert events == ["fake opened", "real opened", "real closed", "fake closed"]
 
 
-def test_overrides_that_overlap_leave_nothing_behind() -> None:
+def test_overlapping_overrides_leave_nothing_behind() -> None:
     first, second = app.override(connection, "first"), app.override(connection, "second")
     with first:
         second.__enter__()
@@ -451,7 +451,7 @@ def test_overrides_that_overlap_leave_nothing_behind() -> None:
     assert ask() == "connection to real"
 
 
-def test_an_override_that_nobody_would_see_is_refused() -> None:
+def test_an_override_without_effect_is_rejected() -> None:
     def other() -> str:
         return "other"
 

@@ -1,4 +1,4 @@
-"""How a workflow's run is drawn: steps in, text out."""
+"""The run of a workflow, drawn as text."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_run_is_drawn_as_forks_and_joins() -> None:
     )
 
 
-def test_a_line_is_cut_off_where_the_terminal_ends() -> None:
+def test_lines_are_truncated_at_the_width_of_the_terminal() -> None:
     lines = text_of(draw(RUN, NIGHTLY, NOW), width=60).splitlines()
     assert max(map(len, lines)) == 60
     assert len(lines) == len(NIGHTLY) + 2
@@ -112,7 +112,7 @@ def test_a_line_is_cut_off_where_the_terminal_ends() -> None:
     assert lines[3].endswith("…")
 
 
-def test_a_narrow_terminal_has_shorter_bars_and_no_fewer_counts() -> None:
+def test_a_narrow_terminal_shortens_bars_and_keeps_counts() -> None:
     steps = [fan("process-each-of-them-in-turn", "open", ended=2, total=3, started_at=NOW)]
     for width in (60, 80, 120):
         line = text_of(draw(RUN, steps, NOW, None, width), width).splitlines()[2]
@@ -151,7 +151,7 @@ def test_many_steps_are_drawn_by_layer_with_the_first_failures() -> None:
     ]
 
 
-def test_skipped_steps_of_a_layer_are_counted_also_where_layers_are_folded() -> None:
+def test_skipped_steps_are_counted_in_single_and_folded_layers() -> None:
     steps = layered(50, 4, ["success"] * 50)
     steps[9] = replace(steps[9], state="skipped")
     lines = text_of(draw(replace(RUN, skipped=1), steps, NOW)).splitlines()
@@ -160,7 +160,7 @@ def test_skipped_steps_of_a_layer_are_counted_also_where_layers_are_folded() -> 
     assert lines[2].endswith("48/48    1 skipped")
 
 
-def test_many_layers_are_folded_around_the_active_one() -> None:
+def test_many_layers_are_folded_around_the_active_layer() -> None:
     lines = text_of(draw(RUN, layered(50, 2, ["success"] * 20 + ["open"]), NOW, height=14)).splitlines()
     assert len(lines) == 2 + 10
     assert [line.partition("  ")[0] for line in lines[2:]] == [
@@ -172,7 +172,7 @@ def test_many_layers_are_folded_around_the_active_one() -> None:
     ]
 
 
-def test_a_low_terminal_gets_layers_too() -> None:
+def test_a_low_terminal_also_shows_layers() -> None:
     assert "layer 1" in text_of(draw(RUN, NIGHTLY, NOW, height=10))
     assert "layer 1" not in text_of(draw(RUN, NIGHTLY, NOW, height=24))
 
@@ -189,12 +189,12 @@ def test_a_low_terminal_gets_layers_too() -> None:
         (("waiting", "waiting"), "○"),
     ],
 )
-def test_a_layer_has_the_state_that_tells_most(states: tuple[str, str], expected: str) -> None:
+def test_a_layer_shows_its_most_important_state(states: tuple[str, str], expected: str) -> None:
     lines = text_of(draw(RUN, [step(f"s{place}", state) for place, state in enumerate(states * 30)], NOW))
     assert lines.splitlines()[2][0] == expected
 
 
-def test_without_a_terminal_every_change_is_a_line() -> None:
+def test_without_a_terminal_each_change_is_printed_as_a_line() -> None:
     before = to_lines([step("a", "open", seconds=1), fan("b", "open", ended=1, total=4, seconds=2), step("c")])
     after = to_lines(
         [
@@ -247,7 +247,7 @@ def graphs(draw: st.DrawFn) -> dict[str, list[str]]:
 
 @given(graphs())
 @pytest.mark.slow
-def test_every_step_is_drawn_once_and_below_what_it_waits_for(graph: dict[str, list[str]]) -> None:
+def test_every_step_is_drawn_once_and_below_its_dependencies(graph: dict[str, list[str]]) -> None:
     order = [name for _, name in gutters(graph)]
     assert sorted(order) == sorted(graph)
     assert all(order.index(parent) < order.index(name) for name, parents in graph.items() for parent in parents)

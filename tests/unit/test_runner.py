@@ -1,4 +1,4 @@
-"""What a worker reports of an attempt: its result, or whether it is tried again, later, or given up."""
+"""A worker's report of an attempt: its result, or whether the task is retried, delayed or given up."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.waiting import eventually
 
 
 def run(function: Callable[..., Any], failures: int = 0, **options: Any) -> AttemptReport:
-    """Run a task as a worker does, and return the report."""
+    """Run a task like a worker, and return the report."""
     app = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere")
     task = app.task(name="it", **options)(function)
     new = task._new((), {})
@@ -44,8 +44,8 @@ def run(function: Callable[..., Any], failures: int = 0, **options: Any) -> Atte
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_what_an_executor_does_is_handed_back_however_it_was_enqueued(is_async: bool) -> None:
-    """The row names no executor: whoever enqueued it knew no more than the name."""
+def test_a_task_of_an_executor_is_returned_however_it_was_enqueued(is_async: bool) -> None:
+    """The row names no executor: the client that enqueued the task knew only its name."""
     ran: list[str] = []
 
     async def afunction(database: str) -> None:
@@ -68,8 +68,8 @@ def test_what_an_executor_does_is_handed_back_however_it_was_enqueued(is_async: 
     assert runner.call(job) == ((), {"database": "orders"})
 
 
-def test_the_kind_of_an_error_repeats_no_secret() -> None:
-    """A service names it, and may have been given the secret."""
+def test_the_kind_of_an_error_reveals_no_secret() -> None:
+    """A service names the kind, and may have received the secret."""
     app = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere")
     new = app.task(name="it", redact=("token",), executor=Process(command=["/usr/bin/tee"]))(_keep)._new(
         ("s3cret",), {}
@@ -85,7 +85,7 @@ def test_the_kind_of_an_error_repeats_no_secret() -> None:
     assert reported({"kind": "a\nb"}).kind == "ServiceError"
 
 
-def test_a_default_that_is_hidden_is_in_no_error() -> None:
+def test_a_redacted_default_appears_in_no_error() -> None:
     def login(user: str = "eve", token: str = "s3cret") -> None:
         raise ValueError(f"{user} has {token}")
 
@@ -118,13 +118,13 @@ def fail(error: BaseException, retries: int | Retry = 3, failures: int = 0) -> F
     return report
 
 
-def test_any_error_may_be_tried_again() -> None:
+def test_any_error_is_retryable_by_default() -> None:
     report = fail(ValueError("no"))
     assert (report.retryable, report.delay, report.charged) == (True, None, True)
     assert DEFAULT_OPTIONS.retry.on == ()
 
 
-def test_later_is_the_tasks_own_wish() -> None:
+def test_retry_later_sets_the_delay_without_charging_a_retry() -> None:
     report = fail(RetryLater(30, "the other side is busy"), retries=0)
     assert (report.delay, report.charged) == (30, False)
     assert report.error.message == "the other side is busy"
@@ -135,7 +135,7 @@ def test_later_is_the_tasks_own_wish() -> None:
         RetryLater("x")  # type: ignore[arg-type]
 
 
-def test_giving_up_ends_it() -> None:
+def test_give_up_prevents_further_retries() -> None:
     report = fail(GiveUp("the account is closed"))
     assert not report.retryable
     assert report.error.message == "the account is closed"
@@ -159,29 +159,29 @@ def test_giving_up_ends_it() -> None:
         (Retry(on=(RetryLater,)), GiveUp("no"), False),
     ],
 )
-def test_by_type(retries: Retry, error: BaseException, expected: bool) -> None:
+def test_retries_depend_on_the_type_of_the_error(retries: Retry, error: BaseException, expected: bool) -> None:
     assert fail(error, retries).retryable is expected
 
 
-def test_an_own_backoff_is_computed_by_the_worker() -> None:
+def test_a_custom_backoff_is_computed_by_the_worker() -> None:
     retries = Retry(max=9, backoff=lambda failures: 10.0 * failures, cap=25)
     assert [fail(ValueError(), retries, failures).delay for failures in (0, 1, 2)] == [10, 20, 25]
 
 
-def test_a_backoff_that_fails_leaves_it_to_the_scheduler() -> None:
+def test_a_failing_custom_backoff_leaves_the_delay_to_the_scheduler() -> None:
     report = fail(ValueError(), Retry(backoff=lambda failures: failures / 0))
     assert (report.retryable, report.delay) == (True, None)
 
 
-def test_a_result_that_is_not_kept_need_not_even_be_data() -> None:
+def test_a_result_that_is_not_stored_need_not_be_serializable() -> None:
     kept, dropped = run(lambda: [1, 2]), run(lambda: object(), store_result=False)
     assert isinstance(kept, Succeeded)
     assert isinstance(dropped, Succeeded)
     assert (kept.result, dropped.result) == (b"\x92\x01\x02", b"\xc0")
 
 
-def test_calls_can_be_watched_after_an_interruption_was_taken_back() -> None:
-    """In Python 3.11, a thread that watches its calls hangs for ever while an exception seems to be on its way."""
+def test_calls_can_be_profiled_after_a_discarded_interruption() -> None:
+    """In Python 3.11, a thread that profiles its calls hangs forever while an exception seems to be pending."""
 
     def take_back_and_watch() -> None:
         discard_interruption()
@@ -198,7 +198,7 @@ def test_calls_can_be_watched_after_an_interruption_was_taken_back() -> None:
     assert not thread.is_alive()
 
 
-def test_a_worker_without_the_database_hands_back_what_needs_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_without_a_database_returns_tasks_that_need_the_database(caplog: pytest.LogCaptureFixture) -> None:
     def pays(ctx: TaskContext) -> None:
         with ctx.transaction():
             raise AssertionError("there is none")
@@ -214,7 +214,7 @@ def test_a_worker_without_the_database_hands_back_what_needs_it(caplog: pytest.L
         assert ["`orchestrator worker --database`.: the task waits" in line for line in caplog.messages] == [True]
 
 
-def test_what_a_task_makes_of_having_no_database_is_its_own_affair() -> None:
+def test_a_task_may_handle_the_missing_database_itself() -> None:
     def goes_on(ctx: TaskContext) -> str:
         with pytest.raises(ConfigurationError), ctx.transaction():
             pass
@@ -233,7 +233,7 @@ def test_what_a_task_makes_of_having_no_database_is_its_own_affair() -> None:
     assert not report.retryable
 
 
-def test_an_output_for_which_the_store_has_no_room_waits_and_is_handed_back_at_last(
+def test_an_output_waits_for_a_full_store_before_the_task_is_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = Orchestrator(

@@ -1,4 +1,4 @@
-"""How many worker processes there are, and which of them are replaced."""
+"""The number of worker processes, and which of them are replaced."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ LOADING, WORKING, WORN, DRAINING = ChildState.LOADING, ChildState.WORKING, Child
         "and where there is none, not even that",
     ],
 )
-def test_plan(states: list[ChildState], wanted: int, expected: tuple[int, list[int]]) -> None:
+def test_a_plan_starts_and_retires_the_right_processes(
+    states: list[ChildState], wanted: int, expected: tuple[int, list[int]]
+) -> None:
     assert plan(states, wanted, limit=6) == expected
 
 
 @pytest.mark.parametrize(("wanted", "most"), [(1, 8), (2, 8), (4, 12)])
-def test_crowd(wanted: int, most: int) -> None:
+def test_the_number_of_processes_has_a_maximum(wanted: int, most: int) -> None:
     assert max_processes(wanted) == most
 
 
 @given(st.lists(st.sampled_from(ChildState), max_size=20), st.integers(1, 6))
-def test_a_plan_never_leaves_fewer_at_work_than_are_wanted_if_it_can_help_it(
-    states: list[ChildState], wanted: int
-) -> None:
+def test_a_plan_keeps_the_wanted_number_of_processes_at_work(states: list[ChildState], wanted: int) -> None:
     start, retire = plan(states, wanted, 3 * wanted)
     able = [place for place, state in enumerate(states) if state in (WORKING, WORN)]
     assert set(retire) <= set(able)
@@ -100,11 +100,13 @@ BOUNDS = Bounds(1, 8)
         "not below the fewest",
     ],
 )
-def test_scaled(processes: int, load: float, work_waits: bool, calm_for: float, expected: int) -> None:
+def test_the_number_of_processes_scales_with_the_load(
+    processes: int, load: float, work_waits: bool, calm_for: float, expected: int
+) -> None:
     assert scaled(processes, BOUNDS, load, work_waits=work_waits, calm_for=calm_for, scale_down_after=30.0) == expected
 
 
-def test_a_headcount_follows_the_load() -> None:
+def test_the_autoscaler_follows_the_load_over_time() -> None:
     autoscaler = Autoscaler(Bounds(1, 3), scale_down_after=10.0)
     assert autoscaler.could_use_more(1, 1.0)
     assert autoscaler.note(1, 1.0, 0.0, work_waits=True)
@@ -125,7 +127,7 @@ def test_a_headcount_follows_the_load() -> None:
     assert autoscaler.wanted == 1
 
 
-def test_a_process_whose_tasks_end_together_is_full_all_the_same() -> None:
+def test_a_process_counts_as_full_although_its_tasks_end_together() -> None:
     pace, now = Pace(4, CHECK_INTERVAL), time.monotonic()
     loads = []
     for _ in range(20):
@@ -133,7 +135,7 @@ def test_a_process_whose_tasks_end_together_is_full_all_the_same() -> None:
             pace.measure(now, 4)
             now += CHECK_INTERVAL
         pace.measure(now, 0)
-        now += 0.01  # until the next four are here
+        now += 0.01  # until the next four tasks arrive
         loads.append(pace.load)
     assert min(loads[4:]) > 0.9
     for _ in range(2):

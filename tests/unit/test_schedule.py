@@ -1,4 +1,4 @@
-"""Schedules: cron, zones, clocks that are turned, intervals, what is caught up with."""
+"""Schedules: cron, time zones, clock changes, intervals and catching up."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ZONES = [
     "UTC",
     BERLIN,
     "America/New_York",
-    "America/St_Johns",  # half hours
-    "Australia/Lord_Howe",  # turned by half an hour
-    "Pacific/Apia",  # left out the 30th of December 2011
-    "Pacific/Chatham",  # 45 minutes
-    "Africa/Casablanca",  # turned for Ramadan
+    "America/St_Johns",  # offset of a half hour
+    "Australia/Lord_Howe",  # changed by half an hour
+    "Pacific/Apia",  # without December 30, 2011
+    "Pacific/Chatham",  # offset of 45 minutes
+    "Africa/Casablanca",  # changed for Ramadan
     "Asia/Kathmandu",
-    "America/Sao_Paulo",  # turned at midnight, until 2019
-    "Antarctica/Troll",  # turned by two hours
+    "America/Sao_Paulo",  # changed at midnight, until 2019
+    "Antarctica/Troll",  # changed by two hours
     "Atlantic/Azores",
     "Asia/Gaza",
 ]
@@ -45,8 +45,8 @@ def cron(expression: str, zone: str = "UTC", **options: object) -> Schedule:
     return Schedule(cron=expression, timezone=zone, **options)  # type: ignore[arg-type]
 
 
-def some(schedule: Schedule, start: str, end: str) -> list[str]:
-    """Return fires as the wall clock shows them."""
+def local_fires(schedule: Schedule, start: str, end: str) -> list[str]:
+    """Return fires in local time."""
     found = fires(schedule, utc(start), utc(end))
     return [fire.astimezone(schedule.zone).strftime("%d %H:%M%z") for fire in found]
 
@@ -80,23 +80,23 @@ months = st.one_of(st.just("*"), st.just("*"), numbers(1, 12, MONTHS))
 expressions = st.tuples(field(0, 59), hours, days_of_month, months, days_of_week).map(" ".join)
 
 
-def turns(zone: str) -> list[datetime]:
+def clock_changes(zone: str) -> list[datetime]:
     found = [turn for year in range(2008, 2030) for turn in cron_module._clock_changes(ZoneInfo(zone), year)]
     return found or [utc("2026-03-29 01:00")]
 
 
 @st.composite
 def clocks(draw: st.DrawFn) -> tuple[str, datetime]:
-    """Return a zone and a whole minute, mostly close to where its clocks are turned."""
+    """Return a zone and a whole minute, mostly close to a clock change."""
     zone = draw(st.sampled_from(ZONES))
-    near = st.sampled_from(turns(zone)).flatmap(
+    near = st.sampled_from(clock_changes(zone)).flatmap(
         lambda turn: st.integers(-2_000, 200).map(lambda minutes: turn + timedelta(minutes=minutes))
     )
     anywhere = st.integers(0, 11_000_000).map(lambda minutes: utc("2008-01-01") + timedelta(minutes=minutes))
     return zone, draw(st.one_of(near, near, anywhere)).replace(second=0)
 
 
-@examples(75, phases=[Phase.explicit, Phase.generate])  # to shrink an example takes minutes
+@examples(75, phases=[Phase.explicit, Phase.generate])  # shrinking an example takes minutes
 @given(expressions, clocks())
 @example("30 2 * * *", (BERLIN, utc("2026-03-28 00:00")))
 @example("0-0 5-5/2 * * TUE-2", (BERLIN, utc("2026-03-30 00:00")))
@@ -104,7 +104,7 @@ def clocks(draw: st.DrawFn) -> tuple[str, datetime]:
 @example("*/20 * * * *", ("Australia/Lord_Howe", utc("2026-04-04 00:00")))
 @example("0 12 30 12 *", ("Pacific/Apia", utc("2011-12-29 00:00")))
 @pytest.mark.slow
-def test_cron_agrees_with_looking_at_the_clock_minute_by_minute(expression: str, clock: tuple[str, datetime]) -> None:
+def test_cron_agrees_with_a_minute_by_minute_check(expression: str, clock: tuple[str, datetime]) -> None:
     zone, start = clock
     end = start + timedelta(days=2)
     if cron_problem(expression) is None:
@@ -112,8 +112,8 @@ def test_cron_agrees_with_looking_at_the_clock_minute_by_minute(expression: str,
         assert found == brute_fires(expression, ZoneInfo(zone), start, end)
 
 
-def test_the_fires_of_a_day_are_found_with_one_look_at_the_calendar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backfill counts them: a look takes a twentieth of a millisecond, and a year has half a million minutes."""
+def test_the_fires_of_a_day_need_one_calendar_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backfill counts fires: a lookup takes a twentieth of a millisecond, and a year has half a million minutes."""
     looks = 0
     next_local = cron_module.next_local
 
@@ -128,7 +128,7 @@ def test_the_fires_of_a_day_are_found_with_one_look_at_the_calendar(monkeypatch:
     assert looks < 8 * 4 + 3 * 60, "only a day is gone through minute by minute, up to where its clock is turned"
 
 
-def test_seconds_and_bounds_are_kept_within_a_day() -> None:
+def test_seconds_and_bounds_hold_within_a_day() -> None:
     schedule = cron("*/20 0 9 * * MON", BERLIN, start="2026-01-05T09:00:20", end="2026-01-12T09:00:40")
     found = [fire.astimezone(schedule.zone) for fire in fires(schedule, utc("2026-01-01"), utc("2026-02-01"))]
     assert [f"{fire:%d %H:%M:%S}" for fire in found] == ["05 09:00:20", "05 09:00:40", "12 09:00:00", "12 09:00:20"]
@@ -137,8 +137,10 @@ def test_seconds_and_bounds_are_kept_within_a_day() -> None:
 @examples(150)
 @given(expressions, clocks(), st.integers(0, 59_999_999))
 @pytest.mark.slow
-def test_the_next_fire_is_later_and_nothing_is_between(expression: str, clock: tuple[str, datetime], odd: int) -> None:
-    """Wherever one starts to count, the same fires come."""
+def test_no_fire_lies_between_a_moment_and_its_next_fire(
+    expression: str, clock: tuple[str, datetime], odd: int
+) -> None:
+    """The same fires come wherever the count starts."""
     zone, start = clock
     schedule = cron(expression, zone)
     if cron_problem(expression) is not None:
@@ -170,15 +172,15 @@ def test_the_next_fire_is_later_and_nothing_is_between(expression: str, clock: t
     ],
 )
 def test_steps_from_a_value_go_to_the_end_of_the_field(expression: str, expected: list[str]) -> None:
-    """On the first of January 2026, a Thursday."""
+    """The day is January 1, 2026, a Thursday."""
     found = fires(cron(expression), utc("2026-01-01"), utc("2026-01-02"))
     assert [f"{fire:%H:%M}" for fire in found][: len(expected) or 1] == expected
 
 
-# -- from when until when
+# -- start and end
 
 
-def test_a_schedule_fires_from_its_start_on_and_before_its_end() -> None:
+def test_a_schedule_fires_from_its_start_until_before_its_end() -> None:
     schedule = cron("0 0 * * *", BERLIN, start="2026-03-01", end="2026-03-04")
     found = list(fires(schedule, utc("2026-01-01"), utc("2027-01-01")))
     assert [f"{fire:%d %H:%M}" for fire in found] == ["28 23:00", "01 23:00", "02 23:00"]
@@ -186,13 +188,13 @@ def test_a_schedule_fires_from_its_start_on_and_before_its_end() -> None:
     assert schedule.description() == "0 0 * * *, from 2026-03-01, before 2026-03-04"
 
 
-def test_an_interval_keeps_its_beat_whenever_it_starts() -> None:
+def test_an_interval_keeps_its_rhythm_whatever_its_start() -> None:
     schedule = Schedule(every=600.0, start="2026-03-01T10:05", end="2026-03-01T10:30+00:00")
     found = list(fires(schedule, utc("2026-01-01"), utc("2027-01-01")))
     assert [f"{fire:%H:%M}" for fire in found] == ["10:10", "10:20"]
 
 
-def test_what_lies_outside_is_not_caught_up_with() -> None:
+def test_fires_outside_the_bounds_are_not_caught_up() -> None:
     schedule = cron("0 * * * *", start="2026-03-01T10:00", end="2026-03-01T13:00", catch_up="all")
     decision = decide(schedule, utc("2026-03-01 10:00"), utc("2026-03-05 00:00"), 100)
     assert [f"{fire:%H}" for fire in decision.fires] == ["10", "11", "12"]
@@ -213,12 +215,12 @@ def test_what_lies_outside_is_not_caught_up_with() -> None:
         ({"at": "2026-02-01", "end": "2026-03-01"}, "schedule.end: expected only with cron or every"),
     ],
 )
-def test_bounds_that_make_no_sense_are_refused(data: dict[str, str], words: str) -> None:
+def test_invalid_bounds_are_rejected(data: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidWorkflow, match=words):
         checked_schedule(data)
 
 
-# -- clocks that are turned, one by one
+# -- single clock changes
 
 
 @pytest.mark.parametrize(
@@ -245,16 +247,18 @@ def test_bounds_that_make_no_sense_are_refused(data: dict[str, str], words: str)
         ("@daily", BERLIN, "2026-01-01", "2026-01-03", ["02 00:00+0100", "03 00:00+0100"]),
     ],
 )
-def test_what_the_wall_clock_shows(expression: str, zone: str, start: str, end: str, expected: list[str]) -> None:
-    assert some(cron(expression, zone), start, end) == expected
+def test_fires_follow_the_wall_clock_across_clock_changes(
+    expression: str, zone: str, start: str, end: str, expected: list[str]
+) -> None:
+    assert local_fires(cron(expression, zone), start, end) == expected
 
 
-def test_seconds_come_first() -> None:
+def test_six_fields_begin_with_seconds() -> None:
     found = list(fires(cron("*/20 59 23 * * *"), utc("2026-01-01 23:59:10"), utc("2026-01-02 23:59:01")))
     assert [f"{fire:%d %H:%M:%S}" for fire in found] == ["01 23:59:20", "01 23:59:40", "02 23:59:00"]
 
 
-def test_an_interval_knows_no_wall_clock_and_does_not_shift() -> None:
+def test_an_interval_ignores_clock_changes() -> None:
     schedule = Schedule(every=5400.0, timezone=BERLIN)
     found = list(fires(schedule, utc("2026-03-28 22:00"), utc("2026-03-29 04:00")))
     assert {later - earlier for earlier, later in itertools.pairwise(found)} == {timedelta(minutes=90)}
@@ -271,13 +275,13 @@ def test_an_interval_knows_no_wall_clock_and_does_not_shift() -> None:
         ("2026-07-01T09:00:00-04:00", "2026-07-01 13:00"),
     ],
 )
-def test_once(at: str, expected: str) -> None:
+def test_a_single_moment_fires_once(at: str, expected: str) -> None:
     schedule = Schedule(at=at, timezone=BERLIN)
     assert next_fire(schedule, utc("2026-01-01")) == utc(expected)
     assert next_fire(schedule, utc(expected)) is None
 
 
-def test_nothing_comes_after_the_end_of_time() -> None:
+def test_no_fire_follows_the_maximum_date() -> None:
     assert next_fire(cron("0 0 1 1 *", BERLIN), utc("9998-06-01")) is None
 
 
@@ -306,7 +310,7 @@ def test_nothing_comes_after_the_end_of_time() -> None:
         ("0 0 * * MON,TUE/99999999999999999999", "day of week"),
     ],
 )
-def test_a_bad_expression_is_refused_with_its_field(expression: str, words: str) -> None:
+def test_an_invalid_expression_is_rejected_with_its_field(expression: str, words: str) -> None:
     assert words in (cron_problem(expression) or "")
 
 
@@ -315,16 +319,16 @@ def test_a_step_may_be_as_long_as_its_field(expression: str) -> None:
     assert cron_problem(expression) is None
 
 
-# -- names and jitter
+# -- run keys and jitter
 
 
-def test_a_fire_names_its_run_whatever_zone_it_is_told_in() -> None:
+def test_a_fire_has_the_same_run_key_in_every_zone() -> None:
     fire = utc("2026-03-29 01:00")
     assert fire_key("a/default", fire) == fire_key("a/default", fire.astimezone(ZoneInfo(BERLIN)))
     assert fire_key("a/default", fire) != fire_key("b/default", fire)
 
 
-def test_jitter_keeps_schedules_apart_and_a_schedule_regular() -> None:
+def test_jitter_spreads_schedules_and_is_constant_for_each() -> None:
     schedule = cron("0 * * * *", jitter=600.0)
     delays = [delay_of(schedule, f"w{number}/default") for number in range(200)]
     assert delays == [delay_of(schedule, f"w{number}/default") for number in range(200)]
@@ -351,13 +355,13 @@ NOW = utc("2026-01-10 12:00:20")
         ("all", "2026-01-10 13:00", []),
     ],
 )
-def test_what_is_caught_up_with(catch_up: str, due: str, expected: list[str]) -> None:
+def test_missed_fires_are_caught_up_as_configured(catch_up: str, due: str, expected: list[str]) -> None:
     decision = decide(cron(HOURLY, catch_up=catch_up), utc(due), NOW, 100)
     assert [f"{fire:%d %H}" for fire in decision.fires] == expected
     assert decision.next_fire == utc("2026-01-10 13:00")
 
 
-def test_without_catching_up_a_missed_fire_is_gone_and_a_late_one_is_not() -> None:
+def test_without_catch_up_missed_fires_are_dropped_but_late_fires_run() -> None:
     schedule = cron("0 3 * * *", catch_up="none")
     due = utc("2026-01-10 03:00")
     assert decide(schedule, due, due + PUNCTUAL, 9).fires == [due]
@@ -368,8 +372,10 @@ def test_without_catching_up_a_missed_fire_is_gone_and_a_late_one_is_not() -> No
 @examples(40)
 @given(expressions, clocks(), st.integers(0, 5_000), st.sampled_from(["none", "latest", "all(3)", "all(20)", "all"]))
 @pytest.mark.slow
-def test_catching_up_is_what_it_says(expression: str, clock: tuple[str, datetime], minutes: int, catch_up: str) -> None:
-    """Compared with the list of all fires; and in slices, the same fires come."""
+def test_catching_up_agrees_with_the_list_of_missed_fires(
+    expression: str, clock: tuple[str, datetime], minutes: int, catch_up: str
+) -> None:
+    """Compares with the list of all fires; in slices, the same fires come."""
     zone, start = clock
     if cron_problem(expression) is not None:
         return
@@ -392,7 +398,7 @@ def test_catching_up_is_what_it_says(expression: str, clock: tuple[str, datetime
     assert following == next_fire(schedule, now)
 
 
-def test_a_year_of_seconds_is_passed_over_in_no_time() -> None:
+def test_a_year_of_missed_seconds_is_skipped_quickly() -> None:
     start = utc("2025-01-01")
     decision = decide(cron("* * * * * *"), start, start + timedelta(days=365), 9)
     assert decision.fires == [start + timedelta(days=365)]

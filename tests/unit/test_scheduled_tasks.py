@@ -1,4 +1,4 @@
-"""`@app.schedule`: what the code declares, as a workflow of one step."""
+"""`@app.schedule`: schedules declared in code, as workflows of one step."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def declare(app: Orchestrator, name: str | None = None, params: dict[str, Any] |
     return clean
 
 
-def defined(app: Orchestrator, name: str) -> Definition:
-    """Return the workflow that a scheduled task is."""
+def definition_of(app: Orchestrator, name: str) -> Definition:
+    """Return the workflow of a scheduled task."""
     declared = app.schedules._declared[name]
     assert isinstance(declared, TaskDeclaration)
     return declared.definition()
@@ -35,7 +35,7 @@ def test_a_scheduled_task_is_a_workflow_of_one_step() -> None:
     app = Orchestrator()
     task = declare(app, cron="0 3 * * *", timezone="Europe/Berlin", params={"before": "${run.fire_time}"})
     assert task is app.tasks["clean"]
-    definition = defined(app, "clean")
+    definition = definition_of(app, "clean")
     assert (definition.name, definition.queue) == ("clean", "night")
     params = {"before": "${run.fire_time}"}
     assert definition.schedule == {"cron": "0 3 * * *", "timezone": "Europe/Berlin", "params": params}
@@ -44,14 +44,14 @@ def test_a_scheduled_task_is_a_workflow_of_one_step() -> None:
     assert step.registered == Registered(queue="night", priority=3)
 
 
-def test_it_runs_as_it_is_registered() -> None:
+def test_a_scheduled_task_keeps_its_options() -> None:
     app = Orchestrator()
 
     @app.schedule(every=timedelta(hours=1), jitter="5m", at=None)  # type: ignore[arg-type]
     @app.task(name="clean", retries=Retry(max=3, backoff="constant"), timeout=9, isolation="process", concurrency=2)
     def clean() -> None: ...
 
-    definition = defined(app, "clean")
+    definition = definition_of(app, "clean")
     assert definition.schedule == {"every": 3600.0, "jitter": 300.0}
     registered = definition.steps[0].registered
     assert registered is not None
@@ -65,23 +65,23 @@ def test_it_runs_as_it_is_registered() -> None:
     ]
 
 
-def test_a_moment_may_be_a_datetime() -> None:
+def test_the_option_at_accepts_a_datetime() -> None:
     app = Orchestrator()
     declare(app, at=datetime(2030, 1, 1, 9))
-    assert defined(app, "clean").schedule == {"at": "2030-01-01T09:00:00"}
+    assert definition_of(app, "clean").schedule == {"at": "2030-01-01T09:00:00"}
 
 
-def test_two_schedules_of_a_task_want_two_names() -> None:
+def test_two_schedules_of_a_task_need_different_names() -> None:
     app = Orchestrator()
     declare(app, every="1h")
-    declare(app, every="1h")  # the module was imported twice
+    declare(app, every="1h")  # as if the module were imported twice
     declare(app, "weekly", every="7d")
     assert list(app.schedules._declared) == ["clean", "weekly"]
     with pytest.raises(InvalidTask, match="Schedule name 'clean' is used twice"):
         declare(app, every="2h")
 
 
-def test_what_is_refused_at_once() -> None:
+def test_invalid_schedules_are_rejected_at_once() -> None:
     app = Orchestrator()
     with pytest.raises(InvalidTask, match="unexpected keyword argument 'after'"):
         declare(app, every="1h", params={"after": 1})
@@ -108,7 +108,7 @@ def test_what_is_refused_at_once() -> None:
         ({"every": "1h", "params": {"before": "${params.x}"}}, "tasks.task.input.before: unknown parameter 'x'"),
     ],
 )
-def test_wrong_times_are_refused_by_the_decorator(times: dict[str, Any], message: str) -> None:
+def test_invalid_times_of_a_task_are_rejected_by_the_decorator(times: dict[str, Any], message: str) -> None:
     app = Orchestrator()
     with pytest.raises(InvalidWorkflow, match=re.escape(message)):
         declare(app, **times)
@@ -123,7 +123,7 @@ def test_wrong_times_are_refused_by_the_decorator(times: dict[str, Any], message
         ({"every": "1h", "timezone": "Mars"}, "unknown time zone 'Mars'"),
     ],
 )
-def test_wrong_times_of_a_workflow_as_code_are_refused_by_the_decorator(times: dict[str, Any], message: str) -> None:
+def test_invalid_times_of_a_code_workflow_are_rejected_by_the_decorator(times: dict[str, Any], message: str) -> None:
     app = Orchestrator()
     with pytest.raises(InvalidWorkflow, match=re.escape(message)):
 
@@ -144,7 +144,7 @@ def test_wrong_times_of_a_workflow_as_code_are_refused_by_the_decorator(times: d
         ({"number": 5, "due": "${params.day}"}, "there is no 'params' here. Known names: run."),
     ],
 )
-def test_parameters_that_a_workflow_as_code_cannot_take(params: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_of_a_code_workflow_are_rejected(params: dict[str, Any], message: str) -> None:
     app = Orchestrator()
 
     @app.workflow(name="order")
@@ -155,13 +155,13 @@ def test_parameters_that_a_workflow_as_code_cannot_take(params: dict[str, Any], 
         app.schedule(every="1h", name="other", params=params)(order)
 
 
-def test_a_machine_without_time_zones_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_time_zone_data_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zoneinfo, "available_timezones", set)
     with pytest.raises(InvalidWorkflow, match="There is no time zone data here: pip install tzdata"):
         declare(Orchestrator(), every="1h", timezone="Atlantis/Capital")
 
 
-def test_keys_of_constant_parameters() -> None:
+def test_keys_are_computed_from_constant_parameters() -> None:
     app = Orchestrator()
 
     @app.task(name="clean", concurrency_key=lambda area, **_: area, weight=lambda area, **_: len(area))
@@ -169,7 +169,7 @@ def test_keys_of_constant_parameters() -> None:
 
     app.schedule(every="1h", name="attic", params={"area": "attic"})(clean)
     app.schedule(every="1h", name="varied", params={"area": "attic"})(clean.options(concurrency_key="all"))
-    attic, varied = (defined(app, name).steps[0].registered for name in ("attic", "varied"))
+    attic, varied = (definition_of(app, name).steps[0].registered for name in ("attic", "varied"))
     assert attic is not None
     assert (attic.key, attic.options["weight"]) == ("attic", 5)
     assert varied is not None
@@ -178,13 +178,13 @@ def test_keys_of_constant_parameters() -> None:
         app.schedule(every="1h", name="due", params={"area": "attic", "due": "${run.fire_time}"})(clean)
 
 
-def test_a_schedule_may_begin_and_end() -> None:
+def test_a_schedule_may_have_a_start_and_an_end() -> None:
     app = Orchestrator()
 
     @app.schedule(every="1h", start=date(2090, 1, 1), end=datetime(2090, 1, 1, 3))
     @app.task(name="bounded")
     def bounded() -> None: ...
 
-    schedule = defined(app, "bounded").schedule
+    schedule = definition_of(app, "bounded").schedule
     assert schedule is not None
     assert (schedule["start"], schedule["end"]) == ("2090-01-01", "2090-01-01T03:00:00")

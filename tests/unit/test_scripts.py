@@ -1,4 +1,4 @@
-"""Every script starts, and `.ci/run` runs what README names, each check once, whatever fails before it."""
+"""Every script starts; `.ci/run` runs the checks that README names, each once, whatever fails before."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ esac
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository with our scripts whose tools only write down how they were called."""
+    """A repository with our scripts, whose tools only record their calls."""
     for folder in ("scripts", ".ci"):
         shutil.copytree(REPOSITORY / folder, tmp_path / folder)
     for name in ("tests", "orchestrator", "workers", "examples", "pyproject.toml"):
@@ -43,7 +43,7 @@ def checkout(tmp_path: Path) -> Path:
     tools = tmp_path / ".venv" / "bin"
     tools.mkdir(parents=True)
     for name in ("ruff", "mypy", "lint-imports", "mkdocs", "chromium-headless-shell", "id"):
-        (tools / name).write_text("#!/bin/sh\necho 1000\n" if name == "id" else _TOOL)  # 1000: nothing is installed
+        (tools / name).write_text("#!/bin/sh\necho 1000\n" if name == "id" else _TOOL)  # user 1000 installs nothing
     (tools / "python").write_text(_PYTHON)
     for tool in tools.iterdir():
         tool.chmod(0o755)
@@ -57,7 +57,7 @@ def checkout(tmp_path: Path) -> Path:
 def call(
     checkout: Path, *command: str, broken: str = "nothing", failed: str = ""
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Run a script as CI does, and give the tools that it called."""
+    """Run a script like CI; return the process and the tools that it called."""
     calls = checkout / "calls"
     calls.write_text("")
     environment = {
@@ -82,7 +82,7 @@ def call(
     return done, calls.read_text().splitlines()
 
 
-def test_each_script_says_how_it_is_used(checkout: Path) -> None:
+def test_each_script_prints_its_usage(checkout: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(lambda name: call(checkout, f"scripts/{name}", "--help")[0], SCRIPTS))
 
@@ -99,7 +99,7 @@ def called(calls: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("command", [["scripts/check", "--static"], ["scripts/check"], [".ci/run"]], ids=" ".join)
-def test_a_check_runs_each_tool_once_and_the_suite_once(checkout: Path, command: list[str]) -> None:
+def test_a_check_runs_each_tool_and_the_suite_once(checkout: Path, command: list[str]) -> None:
     done, calls = call(checkout, *command)
 
     assert done.returncode == 0, done.stderr
@@ -112,7 +112,7 @@ def test_a_check_runs_each_tool_once_and_the_suite_once(checkout: Path, command:
 
 
 @pytest.mark.parametrize("command", ["scripts/check", ".ci/run"])
-def test_whatever_fails_is_named_and_the_rest_is_run(checkout: Path, command: str) -> None:
+def test_failed_checks_are_named_and_the_rest_still_runs(checkout: Path, command: str) -> None:
     done, calls = call(checkout, command, broken="ruff")
 
     assert done.returncode == 1
@@ -122,7 +122,7 @@ def test_whatever_fails_is_named_and_the_rest_is_run(checkout: Path, command: st
 
 @pytest.mark.parametrize("number", [1, 3, 4])
 @pytest.mark.parametrize("broken", ["together", "always"])
-def test_a_few_tests_that_failed_together_may_pass_twice_alone(checkout: Path, broken: str, number: int) -> None:
+def test_a_few_failed_tests_pass_if_they_succeed_twice_alone(checkout: Path, broken: str, number: int) -> None:
     ids = [f"tests/x.py::test_{one}[a b]" for one in range(number)]
     done, calls = call(checkout, "scripts/check", broken=broken, failed="\\n".join(ids))
 
@@ -133,7 +133,7 @@ def test_a_few_tests_that_failed_together_may_pass_twice_alone(checkout: Path, b
     assert all(id in one for id in ids for one in again)
 
 
-def test_an_unknown_argument_is_refused(checkout: Path) -> None:
+def test_an_unknown_argument_is_rejected(checkout: Path) -> None:
     done, calls = call(checkout, "scripts/check", "--fast")
 
     assert (done.returncode, calls) == (1, [])

@@ -1,4 +1,4 @@
-"""Settings: who wins, and what is said when a value cannot be used."""
+"""Settings: which source wins, and the errors for invalid values."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def write_services(folder: Path, text: str) -> None:
     (folder / SERVICES_FILE).chmod(0o600)
 
 
-def test_without_any_source_every_setting_has_its_default(tmp_path: Path) -> None:
+def test_without_any_source_each_setting_has_its_default(tmp_path: Path) -> None:
     assert load_settings(tmp_path, environ={}) == Settings()
 
 
-def test_white_space_around_keys_and_addresses_is_left_out(tmp_path: Path) -> None:
-    """Such as the newline at the end of a secret that was written with an editor."""
+def test_whitespace_around_keys_and_urls_is_stripped(tmp_path: Path) -> None:
+    """For example the newline at the end of a secret written with an editor."""
     environ = {"ORCHESTRATOR_API_KEY": " orc_a.b\n", "ORCHESTRATOR_API_URL": "https://api.example\n"}
     settings = load_settings(tmp_path, environ=environ)
     assert (settings.api_key, settings.api_url) == ("orc_a.b", "https://api.example")
@@ -59,12 +59,12 @@ def test_arguments_win_over_environment_over_pyproject_over_services_file(tmp_pa
     assert load_settings(tmp_path, environ=environ).redis_url == "redis://services"
 
 
-def test_an_argument_of_none_and_an_empty_variable_say_nothing(tmp_path: Path) -> None:
+def test_none_arguments_and_empty_variables_are_ignored(tmp_path: Path) -> None:
     write_pyproject(tmp_path, 'app = "shop:app"')
     assert load_settings(tmp_path, environ={"ORCHESTRATOR_APP": ""}, app=None).app == "shop:app"
 
 
-def test_files_are_found_in_the_folders_above(tmp_path: Path) -> None:
+def test_files_are_found_in_parent_folders(tmp_path: Path) -> None:
     write_services(tmp_path, json.dumps({"redis_url": "redis://above", "pid": 1}))
     write_pyproject(tmp_path, "batch = 7")
     below = tmp_path / "a" / "b"
@@ -73,17 +73,17 @@ def test_files_are_found_in_the_folders_above(tmp_path: Path) -> None:
     assert (settings.redis_url, settings.batch) == ("redis://above", 7)
 
 
-def test_a_half_written_services_file_counts_as_absent(tmp_path: Path) -> None:
+def test_an_incomplete_services_file_is_ignored(tmp_path: Path) -> None:
     write_services(tmp_path, '{"database_url": "postgresql://ho')
     assert load_settings(tmp_path, environ={}) == Settings()
 
 
-def test_a_pyproject_of_somebody_else_is_fine(tmp_path: Path) -> None:
+def test_a_pyproject_without_our_section_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.other]\nx = 1\n", encoding="utf-8")
     assert load_settings(tmp_path, environ={}) == Settings()
 
 
-def test_a_misspelt_variable_is_named_and_others_are_none_of_our_business() -> None:
+def test_a_misspelled_variable_is_named_and_other_variables_are_ignored() -> None:
     environ = dict.fromkeys(("ORCHESTRATOR_LAESE", "ORCHESTRATOR_LEASE", "ORCHESTRATOR_SERVERS", "OTHER_LAESE"), "3")
     said = "ORCHESTRATOR_LAESE in the environment is not a setting, and is ignored. Did you mean 'lease'?"
     assert list(misspelt(environ)) == [said]
@@ -91,7 +91,7 @@ def test_a_misspelt_variable_is_named_and_others_are_none_of_our_business() -> N
     assert (result.exit_code, result.stderr) == (0, f"Warning: {said}\n")
 
 
-def test_text_from_the_environment_becomes_a_number(tmp_path: Path) -> None:
+def test_numbers_are_parsed_from_environment_variables(tmp_path: Path) -> None:
     settings = load_settings(tmp_path, environ={"ORCHESTRATOR_LEASE": "2.5", "ORCHESTRATOR_BATCH": "10"})
     assert (settings.lease, settings.batch) == (2.5, 10)
 
@@ -119,7 +119,7 @@ def test_text_from_the_environment_becomes_a_number(tmp_path: Path) -> None:
         ({"ORCHESTRATOR_API_URL": "api:8000"}, "", {}, "Setting api_url: .*http:// or https://, found 'api:8000'"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_source(
+def test_an_invalid_value_is_named_with_its_source(
     tmp_path: Path, environ: dict[str, str], pyproject: str, given: dict[str, Any], message: str
 ) -> None:
     write_pyproject(tmp_path, pyproject)
@@ -127,24 +127,24 @@ def test_a_wrong_value_is_named_with_its_source(
         load_settings(tmp_path, environ=environ, **given)
 
 
-def test_nothing_is_pruned_where_retention_is_zero(tmp_path: Path) -> None:
+def test_a_retention_of_zero_is_accepted(tmp_path: Path) -> None:
     settings = load_settings(tmp_path, environ={"ORCHESTRATOR_RETENTION_SUCCESS": "0"}, retention_failed=0)
     assert (settings.retention_success, settings.retention_failed) == (0.0, 0.0)
 
 
-def test_a_broken_pyproject_is_named(tmp_path: Path) -> None:
+def test_an_invalid_pyproject_is_named(tmp_path: Path) -> None:
     write_pyproject(tmp_path, "batch =")
     with pytest.raises(ConfigurationError, match=r"pyproject\.toml is not valid TOML"):
         load_settings(tmp_path, environ={})
 
 
 @pytest.mark.parametrize("driver", ["postgresql", "postgres", "postgresql+psycopg2"])
-def test_every_way_to_write_a_postgres_url_is_taken(tmp_path: Path, driver: str) -> None:
+def test_every_form_of_a_postgres_url_is_accepted(tmp_path: Path, driver: str) -> None:
     url = f"{driver}://user@host/database"
     assert load_settings(tmp_path, environ={}, database_url=url).require_database() == url
 
 
-def test_a_missing_url_says_what_to_set_and_that_dev_exists(tmp_path: Path) -> None:
+def test_a_missing_url_error_names_the_setting_and_the_dev_command(tmp_path: Path) -> None:
     settings = load_settings(tmp_path, environ={})
     with pytest.raises(ConfigurationError, match=r"ORCHESTRATOR_DATABASE_URL.*pyproject\.toml.*orchestrator dev"):
         settings.require_database()
@@ -152,7 +152,7 @@ def test_a_missing_url_says_what_to_set_and_that_dev_exists(tmp_path: Path) -> N
         settings.require_redis()
 
 
-def test_services_that_start_after_the_settings_were_read_are_found(
+def test_services_started_after_the_settings_were_read_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o755)
@@ -164,7 +164,7 @@ def test_services_that_start_after_the_settings_were_read_are_found(
     assert (settings.require_database(), settings.require_redis()) == ("postgresql:///late", "unix:///late")
 
 
-# -- whom the file of `orchestrator dev` is believed
+# -- trust in the file of `orchestrator dev`
 
 
 @pytest.mark.parametrize(
@@ -176,12 +176,12 @@ def test_services_that_start_after_the_settings_were_read_are_found(
         (SERVICES_FILE.parent, 0o755, True),
         (SERVICES_FILE.parent, 0o775, False),
         (SERVICES_FILE.parent, 0o1777, False),
-        (Path(), 0o775, True),  # as on systems where everybody has a group of their own
+        (Path(), 0o775, True),  # as on systems with a group for each user
         (Path(), 0o777, False),
-        (Path(), 0o1777, True),  # like /tmp: others may add files, and replace none
+        (Path(), 0o1777, True),  # like /tmp: others may add files, but replace none
     ],
 )
-def test_a_services_file_that_others_can_write_is_not_believed(
+def test_a_services_file_writable_by_others_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Path, mode: int, believed: bool
 ) -> None:
     write_services(tmp_path, json.dumps({"database_url": "postgresql://services"}))
@@ -196,7 +196,7 @@ def test_a_services_file_that_others_can_write_is_not_believed(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 @pytest.mark.parametrize("part", [SERVICES_FILE, SERVICES_FILE.parent, Path()])
-def test_a_services_file_of_somebody_else_is_not_believed(
+def test_a_services_file_of_another_user_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Path
 ) -> None:
     write_services(tmp_path, json.dumps({"database_url": "postgresql://services"}))
@@ -226,7 +226,7 @@ def test_a_services_file_of_somebody_else_is_not_believed(
         ("localhost:6379", "localhost:6379"),
     ],
 )
-def test_passwords_are_not_shown(url: str, shown: str) -> None:
+def test_passwords_in_urls_are_redacted(url: str, shown: str) -> None:
     assert without_password(url) == shown
 
 
@@ -246,7 +246,7 @@ WRONG = [
 
 @pytest.mark.parametrize("url", WRONG)
 @pytest.mark.parametrize("name", ["database_url", "redis_url"])
-def test_no_message_about_a_url_holds_its_password(tmp_path: Path, url: str, name: str) -> None:
+def test_no_error_about_a_url_contains_its_password(tmp_path: Path, url: str, name: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         settings = load_settings(tmp_path, environ={f"ORCHESTRATOR_{name.upper()}": url})
         engine_for(settings.database_url) if settings.database_url else connect(settings.redis_url)
@@ -257,7 +257,7 @@ def test_no_message_about_a_url_holds_its_password(tmp_path: Path, url: str, nam
     assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_settings_show_no_password() -> None:
+def test_printed_settings_contain_no_password() -> None:
     settings = Settings(database_url="postgresql://ada:s3cr3t@host/db", redis_url="redis://:s3cr3t@host/0")
     for shown in (repr(settings), str(settings), f"{settings}"):
         assert "s3cr3t" not in shown
@@ -265,7 +265,7 @@ def test_settings_show_no_password() -> None:
         assert "batch=1000" in shown
 
 
-def test_an_application_refuses_what_is_no_setting_where_it_is_made() -> None:
+def test_an_application_rejects_invalid_settings_at_its_creation() -> None:
     with pytest.raises(ConfigurationError, match="Unknown setting 'database_ulr' in argument. Did you mean"):
         Orchestrator(database_ulr="postgresql://host/database")
     with pytest.raises(ConfigurationError, match="Setting max_payload in argument: expected int, found 'much'"):
@@ -273,7 +273,7 @@ def test_an_application_refuses_what_is_no_setting_where_it_is_made() -> None:
     Orchestrator(database_url=None, max_payload=5)
 
 
-def test_single_settings_go_before_those_that_are_given_together() -> None:
+def test_single_settings_override_a_settings_object() -> None:
     together = Settings(namespace="shop", redis_url="redis://one")
     assert Orchestrator(together, redis_url="redis://two").settings == Settings(
         namespace="shop", redis_url="redis://two"

@@ -1,4 +1,4 @@
-"""docs/settings.md lists the settings that there are, as they are."""
+"""docs/settings.md lists all current settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.settings import Settings
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_the_settings_page_is_up_to_date() -> None:
     script = runpy.run_path(str(REPOSITORY / "scripts" / "settings_page.py"))
     page = script["PAGE"].read_text(encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""A statement in the schema of a shard, and the settings of one."""
+"""SQL statements in the schema of a shard, and the settings of a shard."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ SQL = "INSERT INTO orchestrator.tasks SELECT FROM orchestrator.unique_keys, orch
 LOCK = "hashtextextended('orchestrator.' || key, 0)"
 
 
-def test_a_shard_has_tables_of_its_own_and_shares_some() -> None:
+def test_a_shard_has_its_own_tables_and_some_shared_tables() -> None:
     assert in_namespace(SQL, "orchestrator") == SQL
     assert in_namespace(SQL, "shop") == 'INSERT INTO "shop".tasks SELECT FROM "shop".unique_keys, "shop".tasks_of'
     assert in_namespace(SQL, "shop/1") == (
@@ -24,24 +24,24 @@ def test_a_shard_has_tables_of_its_own_and_shares_some() -> None:
     )
 
 
-def test_all_shards_take_the_same_lock_of_a_key() -> None:
+def test_all_shards_use_the_same_lock_for_a_key() -> None:
     assert in_namespace(LOCK, "orchestrator/1") == LOCK
     assert in_namespace(LOCK, "shop/1") == in_namespace(LOCK, "shop")
 
 
-def test_a_migration_of_a_shard_is_about_nothing_else() -> None:
+def test_a_migration_of_a_shard_uses_only_its_own_schema() -> None:
     assert in_namespace("ALTER TABLE orchestrator.queues", "orchestrator/1", NOT_SHARED) == (
         'ALTER TABLE "orchestrator/1".queues'
     )
 
 
-def test_readers_of_all_shards_find_the_revision_of_the_first() -> None:
+def test_queries_over_all_shards_read_the_first_shards_revision() -> None:
     sql = "SELECT FROM orchestrator.alembic_version, orchestrator.runs"
     assert in_namespace(sql, "shop/all") == 'SELECT FROM "shop".alembic_version, "shop/all".runs'
     assert in_namespace(sql, "shop/1") == 'SELECT FROM "shop/1".alembic_version, "shop/1".runs'
 
 
-def test_settings_of_a_shard() -> None:
+def test_a_shard_has_its_own_namespace() -> None:
     settings = load_settings(environ={}, namespace="shop", shards=2)
     assert settings.of_shard(0) == settings
     assert settings.of_shard(1).namespace == "shop/1"
@@ -49,7 +49,7 @@ def test_settings_of_a_shard() -> None:
     assert settings.of_shard(1).root == "shop"
 
 
-def test_each_shard_has_a_slot_in_a_cluster() -> None:
+def test_each_shard_has_its_own_slot_in_a_redis_cluster() -> None:
     settings = load_settings(environ={}, namespace="shop", shards=2, redis_url="redis+cluster://a,b")
     assert settings.require_redis() == "redis+cluster://a,b#shop"
     assert settings.of_shard(1).require_redis() == "redis+cluster://a,b#shop/1"
@@ -58,6 +58,6 @@ def test_each_shard_has_a_slot_in_a_cluster() -> None:
 
 
 @pytest.mark.parametrize("given", [{"shards": 0}, {"shards": 65}])
-def test_numbers_of_shards_that_cannot_be(given: dict[str, Any]) -> None:
+def test_invalid_numbers_of_shards_are_rejected(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="Setting shards"):
         load_settings(environ={}, **given)

@@ -1,4 +1,4 @@
-"""Flat or not: what the verdict of a soak takes for growth, and what it does not."""
+"""The verdict of a soak test: which measurements count as growth, and which do not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def judged(values: list[float | None], line: Line = LINE) -> Verdict:
     return verdict
 
 
-def test_a_leak_is_seen_through_noise_and_spikes() -> None:
+def test_a_leak_is_found_despite_noise_and_spikes() -> None:
     roll = random.Random(1)
     values = [50 + 0.01 * at + roll.gauss(0, 3) + (200 if roll.random() < 0.1 else 0) for at in TIMES]
     verdict = judged(list(values))
@@ -28,7 +28,7 @@ def test_a_leak_is_seen_through_noise_and_spikes() -> None:
     assert not verdict.flat
 
 
-def test_noise_spikes_and_a_warm_up_are_no_growth() -> None:
+def test_noise_spikes_and_warm_up_do_not_count_as_growth() -> None:
     roll = random.Random(2)
     warm_up = [50 + min(40, at / 10) for at in TIMES]
     values = [value + roll.gauss(0, 3) + (200 if roll.random() < 0.2 else 0) for value in warm_up]
@@ -38,30 +38,30 @@ def test_noise_spikes_and_a_warm_up_are_no_growth() -> None:
     assert verdict.median == pytest.approx(90, abs=2)
 
 
-def test_a_line_that_falls_passes() -> None:
+def test_falling_values_pass() -> None:
     assert judged([1_000 - at / 2 for at in TIMES]).flat
 
 
-def test_a_share_of_the_median_may_be_more_than_the_fixed_part() -> None:
+def test_growth_within_a_share_of_the_median_passes() -> None:
     grows_by_twenty = [1_000 + 20 * at / HALF for at in TIMES]
     verdict = judged(list(grows_by_twenty))
     assert verdict.allowed == pytest.approx(51, abs=1)
     assert verdict.flat
 
 
-def test_what_is_missing_does_not_count() -> None:
+def test_missing_values_do_not_count() -> None:
     values = [None if int(at) % 3 else 7.0 for at in TIMES]
     assert judged(values).growth == 0
     assert judge(LINE, TIMES, [None] * len(TIMES)) is None
     assert judge(LINE, [], []) is None
 
 
-def test_a_line_that_is_only_shown_passes_however_it_grows() -> None:
+def test_a_line_without_a_limit_passes_however_it_grows() -> None:
     shown = Line(key="history", panel="History", label="all", unit="MB")
     assert judged([at * at for at in TIMES], shown).flat
 
 
-def test_the_slope_of_a_straight_line() -> None:
+def test_the_slope_of_a_straight_line_is_exact() -> None:
     assert slope([(at, 3 * at + 1) for at in TIMES[:50]]) == pytest.approx(3)
     assert slope([(1.0, 2.0)]) == 0
 

@@ -1,4 +1,4 @@
-"""What is done with tasks that wait for an event loop that does not turn."""
+"""Tasks that wait for a blocked event loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orchestrator.workers.running.standstill import Standstill
 
 
 class Loop:
-    """An event loop that has not turned for so many seconds."""
+    """An event loop that has been blocked for a number of seconds."""
 
     def __init__(self) -> None:
         self.standing = 0.0
@@ -21,18 +21,18 @@ class Loop:
         return "a task keeps it"
 
 
-def standing_still(loop: Loop, given_up: list[str] | None = None) -> Standstill:
+def new_standstill(loop: Loop, given_up: list[str] | None = None) -> Standstill:
     watched: Any = loop
     standstill = Standstill(watched, HeldAttempts(1), print if given_up is None else given_up.append, 5.0)
     standstill.check(0.0)
     return standstill
 
 
-def test_what_comes_back_stays_away_for_longer_each_time() -> None:
+def test_a_returned_task_stays_away_longer_each_time() -> None:
     loop = Loop()
-    standstill = standing_still(loop)
+    standstill = new_standstill(loop)
     assert standstill.delay(b"a", 1.0) == 0.0
-    standstill.check(1.0)  # it has turned
+    standstill.check(1.0)  # the loop has turned
     loop.standing = 0.3
     standstill.check(1.0)
     assert not standstill.hands_back
@@ -52,9 +52,9 @@ def test_what_comes_back_stays_away_for_longer_each_time() -> None:
     assert standstill.delay(b"a", 7.0) == 0.0, "this is another time"
 
 
-def test_it_lasts_from_a_moment_on_and_until_the_loop_turns_or_nothing_is_here() -> None:
+def test_a_standstill_lasts_until_the_loop_turns_or_is_idle() -> None:
     loop = Loop()
-    standstill = standing_still(loop)
+    standstill = new_standstill(loop)
     for standing, lasts in ((0.1, False), (0.2, True), (4.0, True), (0.0, False), (0.3, True)):
         loop.standing = standing
         standstill.check(1.0)
@@ -65,9 +65,9 @@ def test_it_lasts_from_a_moment_on_and_until_the_loop_turns_or_nothing_is_here()
     assert not standstill.hands_back
 
 
-def test_a_loop_is_given_up_once() -> None:
+def test_a_blocked_loop_is_given_up_once() -> None:
     loop, given_up = Loop(), list[str]()
-    standstill = standing_still(loop, given_up)
+    standstill = new_standstill(loop, given_up)
     for standing in (1.5, 5.0, 5.1, 6.0):
         loop.standing = standing
         standstill.check(1.0)

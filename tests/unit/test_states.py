@@ -1,4 +1,4 @@
-"""The transition tables are those of the design, and everything derived from them follows them."""
+"""The transition tables match the design, and everything derived from them follows them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TASK_TABLE = [
     ("failed, skipped", "pending"),
     ("cancelled", "pending"),
 ]
-"""The table of the design, row by row, and what a retry of a whole run opens again."""
+"""The design's table, row by row, and the states that a retry of a whole run reopens."""
 
 RUN_TABLE = [
     ("pending", "running"),
@@ -39,31 +39,31 @@ RUN_TABLE = [
     ("failed", "running"),
     ("failed, cancelled", "pending"),
 ]
-"""The table of the design, row by row, and how a retried run and its children stand in line again."""
+"""The design's table, row by row, and the return of a retried run and its children to pending."""
 
 
 def expand(table: list[tuple[str, str]]) -> set[tuple[str, str]]:
     return {(source, target) for left, right in table for source in left.split(", ") for target in right.split(", ")}
 
 
-def test_task_transitions_are_those_of_the_design() -> None:
+def test_task_transitions_match_the_design() -> None:
     pairs = [(transition.source, transition.target) for transition in TASK_TRANSITIONS]
     assert set(pairs) == expand(TASK_TABLE)
     assert len(pairs) == len(set(pairs))
 
 
-def test_run_transitions_are_those_of_the_design() -> None:
+def test_run_transitions_match_the_design() -> None:
     pairs = [(transition.source, transition.target) for transition in RUN_TRANSITIONS]
     assert set(pairs) == expand(RUN_TABLE)
     assert len(pairs) == len(set(pairs))
 
 
-def test_every_transition_gives_its_occasion() -> None:
+def test_every_transition_describes_its_occasion() -> None:
     assert all(transition.when for transition in TASK_TRANSITIONS)
     assert all(transition.when for transition in RUN_TRANSITIONS)
 
 
-def test_open_and_ended_states_divide_all_states() -> None:
+def test_every_state_is_either_open_or_ended() -> None:
     assert set(OPEN_TASK_STATES) == {"pending", "dispatched", "running"}
     assert set(ENDED_TASK_STATES) == {"success", "failed", "cancelled", "skipped"}
     assert set(OPEN_RUN_STATES) == {"pending", "running"}
@@ -77,12 +77,12 @@ def test_success_is_final() -> None:
 
 
 @pytest.mark.parametrize("target", TaskState)
-def test_sources_of_a_task_state(target: TaskState) -> None:
+def test_the_sources_of_a_task_state_match_the_design(target: TaskState) -> None:
     assert set(sources_of(target)) == {source for source, entered in expand(TASK_TABLE) if entered == target}
 
 
 @pytest.mark.parametrize("target", RunState)
-def test_sources_of_a_run_state(target: RunState) -> None:
+def test_the_sources_of_a_run_state_match_the_design(target: RunState) -> None:
     assert set(run_sources_of(target)) == {source for source, entered in expand(RUN_TABLE) if entered == target}
 
 

@@ -1,4 +1,4 @@
-"""Which file of the product imports which: there is no circle, also none that only type checkers see."""
+"""Imports among the product's files: there are no cycles, not even of imports only for type checkers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Graph = Mapping[str, set[str]]
 
 
 @pytest.mark.slow
-def test_no_file_of_the_product_imports_itself_through_others() -> None:
-    assert circles(read_imports(PRODUCT)) == []
+def test_no_product_file_imports_itself_indirectly() -> None:
+    assert cycles(read_imports(PRODUCT)) == []
 
 
-def test_imports_are_counted_wherever_they_stand(tmp_path: Path) -> None:
+def test_imports_are_counted_wherever_they_appear(tmp_path: Path) -> None:
     write(tmp_path / "shop" / "__init__.py", "")
     write(tmp_path / "shop" / "orders.py", "from shop import stock")
     write(tmp_path / "shop" / "stock.py", "if TYPE_CHECKING:\n    from shop.orders import Order")
@@ -29,7 +29,7 @@ def test_imports_are_counted_wherever_they_stand(tmp_path: Path) -> None:
     write(tmp_path / "shop" / "texts" / "__init__.py", "")
     write(tmp_path / "shop" / "till.py", "import os\nfrom . import orders, mail")
 
-    assert circles(read_imports(tmp_path / "shop")) == [
+    assert cycles(read_imports(tmp_path / "shop")) == [
         ["shop.mail", "shop.texts.greeting"],
         ["shop.orders", "shop.stock"],
     ]
@@ -41,7 +41,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read_imports(package: Path) -> Graph:
-    """Return what each module of a package imports of it, on its first level, in functions and behind conditions."""
+    """Return what each module of a package imports from the package: at top level, in functions and in conditions."""
     files = [Path(folder, name) for folder, _, names in os.walk(package, followlinks=True) for name in names]
     modules = {module_name(package, file): file for file in files if file.suffix == ".py"}
     return {name: set(imports(name, file, modules)) - {name} for name, file in modules.items()}
@@ -53,7 +53,7 @@ def module_name(package: Path, file: Path) -> str:
 
 
 def imports(name: str, file: Path, modules: Mapping[str, Path]) -> Iterator[str]:
-    """Yield the modules that a file names in its imports; `from package import name` may name one in either way."""
+    """Yield the modules that a file imports; in `from package import name`, both names may be modules."""
     places = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -66,8 +66,8 @@ def imports(name: str, file: Path, modules: Mapping[str, Path]) -> Iterator[str]
                 yield from (one for one in [found if found in modules else origin] if one in modules)
 
 
-def circles(graph: Graph) -> list[list[str]]:
-    """Return the groups of modules each of which imports, directly or through others, all of its group."""
+def cycles(graph: Graph) -> list[list[str]]:
+    """Return the groups of modules whose members all import each other, directly or indirectly."""
     reached = {name: reachable(graph, name) for name in graph}
     groups = {
         frozenset(other for other in reached[name] if name in reached[other]) for name in graph if name in reached[name]

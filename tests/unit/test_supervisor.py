@@ -1,4 +1,4 @@
-"""What the parent of a worker's processes says, and tells them, while nobody can hear of it."""
+"""The parent of a worker's processes: logs and commands during an outage, orders, reports and heartbeats."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ from orchestrator.workers.spec import WorkerSpec
 
 
 @pytest.mark.parametrize("draining", [False, True])
-def test_a_worker_that_is_not_heard_says_so_once_and_then_seldom(
-    caplog: pytest.LogCaptureFixture, draining: bool
-) -> None:
-    """And it tells its processes once: one that stands still reads nothing, and the pipe to it would fill up."""
+def test_an_unheard_worker_logs_once_and_then_rarely(caplog: pytest.LogCaptureFixture, draining: bool) -> None:
+    """The parent pauses its processes once: a blocked process reads nothing, and its pipe would fill up."""
     caplog.set_level(logging.WARNING, "orchestrator.worker")
     supervisor = Supervisor(WorkerSpec(app="shop:app"), Settings(redis_url="redis://localhost:1"))
     ours, theirs = Pipe()
@@ -48,16 +46,16 @@ def test_a_worker_that_is_not_heard_says_so_once_and_then_seldom(
     assert told == ["pause"]
 
 
-def heard(pipe: Connection[Any, Any]) -> list[str]:
-    """Return what a process was told."""
+def received_commands(pipe: Connection[Any, Any]) -> list[str]:
+    """Return the commands that a process has received."""
     verbs: list[str] = []
     while pipe.poll():
         verbs.append(decode(Command, pipe.recv_bytes()).verb)
     return verbs
 
 
-def test_an_order_to_end_drains_every_process_once_and_a_signal_after_it_is_the_first() -> None:
-    """The one that the order names, its neighbour, and one that has not loaded the application yet."""
+def test_an_order_to_end_drains_every_process_once_and_is_no_signal() -> None:
+    """The process that the order names, its neighbor, and one that has not loaded the application yet."""
     supervisor = Supervisor(WorkerSpec(app="shop:app"), Settings(redis_url="redis://localhost:1"))
     pipes = [Pipe() for _ in range(3)]
     children = [Child(f"w{place}", place, ours, HeldAttempts(capacity=4)) for place, (ours, _) in enumerate(pipes, 1)]
@@ -69,11 +67,11 @@ def test_an_order_to_end_drains_every_process_once_and_a_signal_after_it_is_the_
     try:
         supervisor._apply_order("somebody else", Order(end=True))
         supervisor._handle_signals()
-        assert [heard(theirs) for _, theirs in pipes] == [[], [], []]
-        for _ in range(2):  # the leader repeats it until it hears that they drain
+        assert [received_commands(theirs) for _, theirs in pipes] == [[], [], []]
+        for _ in range(2):  # the leader repeats the order until it hears that they drain
             supervisor._apply_order("w1", Order(end=True))
             supervisor._handle_signals()
-        assert [heard(theirs) for _, theirs in pipes] == [["drain"], ["drain"], ["drain"]]
+        assert [received_commands(theirs) for _, theirs in pipes] == [["drain"], ["drain"], ["drain"]]
         assert all(child.draining for child in children)
         supervisor._on_signal()
         supervisor._handle_signals()
@@ -87,7 +85,7 @@ def test_an_order_to_end_drains_every_process_once_and_a_signal_after_it_is_the_
             theirs.close()
 
 
-def test_a_process_is_told_what_the_leader_asks_back_of_it() -> None:
+def test_a_process_receives_the_attempts_that_the_leader_recalls() -> None:
     supervisor = Supervisor(WorkerSpec(app="shop:app"), Settings(redis_url="redis://localhost:1"))
     asked = [Attempt(b"a" * 16, 3)]
     pipes = [Pipe() for _ in range(2)]
@@ -103,8 +101,8 @@ def test_a_process_is_told_what_the_leader_asks_back_of_it() -> None:
             theirs.close()
 
 
-def test_what_had_not_begun_in_a_process_that_died_is_handed_back() -> None:
-    """Before, tasks that only waited there were lost, too, and then ran in processes of their own."""
+def test_tasks_not_begun_in_a_dead_process_are_returned() -> None:
+    """Tasks that only waited in the process used to be lost, too, and then ran in processes of their own."""
     ours, theirs = Pipe()
     with closing(ours), closing(theirs):
         held = HeldAttempts(capacity=4)
@@ -119,7 +117,7 @@ def test_what_had_not_begun_in_a_process_that_died_is_handed_back() -> None:
     assert (waiting.id, waiting.begun) == (b"b" * 16, False)
 
 
-def test_a_heartbeat_says_whose_process_it_is_and_what_both_weigh() -> None:
+def test_a_heartbeat_contains_the_parent_id_and_both_memory_sizes() -> None:
     spec = WorkerSpec(app="shop:app")
     supervisor = Supervisor(spec, Settings(redis_url="redis://localhost:1"))
     ours, theirs = Pipe()

@@ -1,4 +1,4 @@
-"""What a task's context accepts, and what becomes of what it is told."""
+"""Calls that the context of a task accepts, and their effects."""
 
 from __future__ import annotations
 
@@ -44,48 +44,48 @@ def outbox() -> ClosedOutbox:
     return ClosedOutbox()
 
 
-# -- what it accepts
+# -- accepted arguments
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan"), "x", None])
-def test_progress_goes_from_zero_to_one(fraction: Any) -> None:
+def test_progress_must_be_between_zero_and_one(fraction: Any) -> None:
     with pytest.raises(InvalidTask, match="from 0 to 1, found"):
-        by_hand().progress(fraction)
+        manual_context().progress(fraction)
 
 
-def test_log_levels_are_known() -> None:
+def test_unknown_log_levels_are_rejected() -> None:
     with pytest.raises(InvalidTask, match="debug, info, warning, error, found 'loud'"):
-        by_hand().log("text", "loud")  # type: ignore[arg-type]
+        manual_context().log("text", "loud")  # type: ignore[arg-type]
 
 
-def test_words_are_text() -> None:
+def test_progress_and_log_texts_must_be_strings() -> None:
     with pytest.raises(InvalidTask, match="Progress of task 'big': expected a string, found 7"):
-        by_hand().progress(0.5, 7)  # type: ignore[arg-type]
+        manual_context().progress(0.5, 7)  # type: ignore[arg-type]
     with pytest.raises(InvalidTask, match=r"Log of task 'big': expected a string, found \['a'\]"):
-        by_hand().log(["a"])  # type: ignore[arg-type]
+        manual_context().log(["a"])  # type: ignore[arg-type]
 
 
-def test_what_is_left_is_small_and_plain() -> None:
-    by_hand().heartbeat("x" * 9_000)
+def test_heartbeat_details_must_be_small_and_serializable() -> None:
+    manual_context().heartbeat("x" * 9_000)
     with pytest.raises(PayloadError, match=r"'big' saves .* at most 10,000"):
-        by_hand().heartbeat("x" * 11_000)
+        manual_context().heartbeat("x" * 11_000)
     with pytest.raises(PayloadError, match="cannot be serialised"):
-        by_hand().heartbeat(object())
+        manual_context().heartbeat(object())
 
 
-def by_hand() -> TaskContext:
+def manual_context() -> TaskContext:
     return TaskContext(task_id=uuid4(), task_name="big", attempt=1, queue="default")
 
 
-def test_one_made_by_hand_says_nothing() -> None:
-    ctx = by_hand()
+def test_a_manually_created_context_has_no_effect() -> None:
+    ctx = manual_context()
     ctx.progress(0.5, "half")
     ctx.log("text")
     ctx.check_cancelled()
     assert (ctx.cancelled, ctx.details, ctx.deadline, ctx.remaining) == (False, None, None, None)
 
 
-def test_a_plain_call_is_given_one_where_it_needs_one() -> None:
+def test_a_plain_call_receives_a_context_if_needed() -> None:
     app = Orchestrator()
 
     @app.task(name="named")
@@ -100,16 +100,16 @@ def test_a_plain_call_is_given_one_where_it_needs_one() -> None:
     def optional(ctx: TaskContext | None = None) -> bool:
         return ctx is None
 
-    of_last: Any = last  # no type says that its keyword is given by itself
+    of_last: Any = last  # no type can say that the keyword is filled in
     assert (named("a"), named(word="a"), of_last("b"), optional()) == ("a named 1", "a named 1", "b named 1", True)
     function: Any = named.function
     assert function(TaskContext(attempt=3, task_name="x"), "c") == "c x 3"
 
 
-# -- what becomes of it
+# -- effects
 
 
-def test_words_reach_the_outbox_within_limits(outbox: ClosedOutbox) -> None:
+def test_progress_and_log_texts_are_truncated(outbox: ClosedOutbox) -> None:
     ctx = JobRuntime(new_job(), outbox).context()
     ctx.progress(1, "x" * 5_000)
     ctx.log("y" * 5_000, "error")
@@ -117,7 +117,7 @@ def test_words_reach_the_outbox_within_limits(outbox: ClosedOutbox) -> None:
     assert [(line.attempt, line.level, line.text) for _, line in outbox.lines] == [(3, "error", "y" * 1_000)]
 
 
-def test_a_task_that_has_ended_says_nothing(outbox: ClosedOutbox) -> None:
+def test_calls_after_the_end_of_the_task_have_no_effect(outbox: ClosedOutbox) -> None:
     job = new_job()
     ctx = JobRuntime(job, outbox).context()
     job.finish()
@@ -127,7 +127,7 @@ def test_a_task_that_has_ended_says_nothing(outbox: ClosedOutbox) -> None:
     assert (outbox.marks, outbox.lines, job.noted) == ([], [], None)
 
 
-def test_details_and_deadline_come_with_the_attempt(outbox: ClosedOutbox) -> None:
+def test_an_attempt_has_its_details_and_its_deadline(outbox: ClosedOutbox) -> None:
     assert JobRuntime(new_job(), outbox).context().deadline is None
     job = new_job(msgspec.msgpack.encode({"line": 7}), '{"timeout":60}')
     assert job.deadline == 160.0
@@ -141,7 +141,7 @@ def test_details_and_deadline_come_with_the_attempt(outbox: ClosedOutbox) -> Non
 
 
 @pytest.mark.parametrize("reason", [TaskAborted, TaskTimeout])
-def test_a_task_sees_that_it_was_told_to_stop(outbox: ClosedOutbox, reason: type[Exception]) -> None:
+def test_a_task_sees_that_it_must_stop(outbox: ClosedOutbox, reason: type[Exception]) -> None:
     job = new_job(options='{"timeout":60}')
     ctx = JobRuntime(job, outbox).context()
     assert not ctx.cancelled
@@ -151,11 +151,11 @@ def test_a_task_sees_that_it_was_told_to_stop(outbox: ClosedOutbox, reason: type
         ctx.check_cancelled()
 
 
-# -- notes and reports
+# -- heartbeat details and reports
 
 
 class Stream:
-    """An events stream that takes everything."""
+    """An events stream that accepts everything."""
 
     def __init__(self) -> None:
         self.reports: list[Report] = []
@@ -173,13 +173,13 @@ def reporter() -> tuple[Reporter, Stream]:
     return reporter, stream
 
 
-def sent(reporter: Reporter, stream: Stream) -> list[Report]:
+def flush_reports(reporter: Reporter, stream: Stream) -> list[Report]:
     reporter._flush(reporter._gather())
     return stream.reports
 
 
 class SilentStream:
-    """An events stream that takes everything, and of which nothing is ever applied."""
+    """An events stream that accepts everything and never applies anything."""
 
     is_over = False
 
@@ -189,7 +189,7 @@ class SilentStream:
         return Receipt("1-0" if body else None, generation, None)
 
 
-def test_a_drain_waits_for_a_report_that_is_not_applied() -> None:
+def test_a_drain_waits_for_an_unapplied_report() -> None:
     stream = SilentStream()
     reporter = Reporter(stream, "w", HeldAttempts())  # type: ignore[arg-type]
     reporter.generation = "g"
@@ -209,16 +209,16 @@ def test_a_drain_waits_for_a_report_that_is_not_applied() -> None:
 
 
 @pytest.mark.parametrize("end", [Failed(TASK, 3, 0.1, TaskError("E", "")), Returned(TASK, 3, "drained")])
-def test_what_was_left_last_goes_before_the_end(reporter: tuple[Reporter, Stream], end: Report) -> None:
+def test_the_last_details_are_sent_before_the_end(reporter: tuple[Reporter, Stream], end: Report) -> None:
     job = new_job()
     job.noted = b"old"
     job.noted = b"new"
     reporter[0].report(end, job)
     reporter[0].note(job)
-    assert sent(*reporter) == [Noted(TASK, 3, b"new"), end]
+    assert flush_reports(*reporter) == [Noted(TASK, 3, b"new"), end]
 
 
-def test_what_was_left_is_sent_once_and_not_with_a_success(reporter: tuple[Reporter, Stream]) -> None:
+def test_details_are_sent_once_and_not_with_a_success(reporter: tuple[Reporter, Stream]) -> None:
     job = new_job()
     job.noted = b"one"
     reporter[0].note(job)
@@ -226,19 +226,19 @@ def test_what_was_left_is_sent_once_and_not_with_a_success(reporter: tuple[Repor
     job.noted = b"two"
     success = Succeeded(TASK, 3, 0.1, b"\x01")
     reporter[0].report(success, job)
-    assert sent(*reporter) == [Noted(TASK, 3, b"one"), success]
+    assert flush_reports(*reporter) == [Noted(TASK, 3, b"one"), success]
 
 
-def test_what_runs_when_the_process_ends_has_left_its_last_too(reporter: tuple[Reporter, Stream]) -> None:
+def test_details_of_running_tasks_are_sent_when_the_process_ends(reporter: tuple[Reporter, Stream]) -> None:
     pool = Pool(None, None, reporter[0], HeldAttempts(), concurrency=1, ttl=5.0, stop_grace=5.0, on_stuck=print)  # type: ignore[arg-type]
     job = new_job()
     pool.received.jobs[id(job)] = job
     job.noted = b"last"
     pool.send_notes()
-    assert sent(*reporter) == [Noted(TASK, 3, b"last")]
+    assert flush_reports(*reporter) == [Noted(TASK, 3, b"last")]
 
 
-def test_of_several_notes_the_newest_attempts_last_counts() -> None:
+def test_the_last_details_of_the_newest_attempt_count() -> None:
     other = b"o" * 16
     notes = [
         Noted(TASK, 1, b"a"),
@@ -250,7 +250,7 @@ def test_of_several_notes_the_newest_attempts_last_counts() -> None:
     assert fold(notes) == {TASK: Noted(TASK, 2, b"c"), other: Noted(other, 1, b"e")}
 
 
-def test_a_note_travels() -> None:
+def test_details_survive_encoding() -> None:
     flush = Flush("w", [Noted(TASK, 2, b"details")])
     assert decode(Flush, encode(flush)) == flush
 
@@ -259,7 +259,7 @@ def test_a_note_travels() -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_whatever_a_completed_task_does_it_has_succeeded(outbox: ClosedOutbox, is_async: bool) -> None:
+def test_a_completed_task_succeeds_whatever_it_does_afterwards(outbox: ClosedOutbox, is_async: bool) -> None:
     app = Orchestrator(redis_url="redis://localhost", database_url="postgresql://localhost")
     job = new_job()
 
@@ -277,7 +277,7 @@ def test_whatever_a_completed_task_does_it_has_succeeded(outbox: ClosedOutbox, i
     assert (decode_value(report.result), report.children) == (7, [])
 
 
-def test_another_result_than_the_completion_is_only_warned_of(
+def test_a_result_that_differs_from_the_completion_logs_a_warning(
     outbox: ClosedOutbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = Orchestrator(redis_url="redis://localhost", database_url="postgresql://localhost")
@@ -293,4 +293,4 @@ def test_another_result_than_the_completion_is_only_warned_of(
         report = Runner(app, outbox, Allowed(app, [])).run(job)
         assert isinstance(report, Succeeded)
         assert decode_value(report.result) == 7
-        assert caplog.text.count("returned a different result") == 1  # of the first
+        assert caplog.text.count("returned a different result") == 1  # for the first result

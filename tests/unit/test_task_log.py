@@ -1,4 +1,4 @@
-"""Lines about tasks, one each as long as they are few."""
+"""Log lines about tasks: a line for each task, as long as they are few."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def told(lines: pytest.LogCaptureFixture) -> list[tuple[int, str, bool]]:
+def logged_lines(lines: pytest.LogCaptureFixture) -> list[tuple[int, str, bool]]:
     found = [(record.levelno, record.getMessage(), bool(record.exc_text)) for record in lines.records]
     lines.clear()
     return found
 
 
-def test_how_each_attempt_ends(lines: pytest.LogCaptureFixture) -> None:
+def test_each_outcome_of_an_attempt_has_its_log_line(lines: pytest.LogCaptureFixture) -> None:
     log = TaskLog()
     log.received([job()])
     log.ended(job(), Succeeded(b"", 1, 0.25, b""))
@@ -53,7 +53,7 @@ def test_how_each_attempt_ends(lines: pytest.LogCaptureFixture) -> None:
     log.ended(stopped, Succeeded(b"", 1, 0.25, b""))
     stopped.completion = b"done"
     log.ended(stopped, Succeeded(b"", 1, 0.25, b""))
-    assert told(lines) == [
+    assert logged_lines(lines) == [
         (logging.INFO, "task.received attempt=1", False),
         (logging.INFO, "task.succeeded attempt=1 duration=250ms", False),
         (logging.ERROR, "task.failed attempt=1 try=1/1 duration=500ms error=ValueError: burnt", True),
@@ -85,42 +85,42 @@ def test_how_each_attempt_ends(lines: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_what_succeeded_and_did_not_count_is_told_once(lines: pytest.LogCaptureFixture) -> None:
+def test_a_dropped_success_is_logged_once(lines: pytest.LogCaptureFixture) -> None:
     log, late = TaskLog(), job()
-    for _ in range(3):  # the leader repeats itself
+    for _ in range(3):  # the leader repeats its answer
         log.dropped(late)
-    assert told(lines) == [
+    assert logged_lines(lines) == [
         (logging.INFO, "task.result_dropped attempt=1: the task was cancelled, or another attempt counts now", False)
     ]
 
 
-def test_many_of_a_kind_are_counted_and_a_rare_one_is_not_lost_among_them(lines: pytest.LogCaptureFixture) -> None:
+def test_frequent_lines_are_counted_and_rare_lines_are_still_logged(lines: pytest.LogCaptureFixture) -> None:
     log = TaskLog()
     for number in range(200):
         log.ended(job(number), Succeeded(b"", 1, 0.0, b""))
         log.ended(job(number), failed())
     log.ended(job(name="rare"), failed())
-    assert len(told(lines)) == 50 + 50 + 1
+    assert len(logged_lines(lines)) == 50 + 50 + 1
     log.summarize(log._since + 5.0)
     latest = "the latest failure, 00000000-0000-0000-0000-0000000000c7: ValueError: burnt"
     counts = "task.summary task=bake seconds=5: 150 succeeded, 150 failed without a line each"
-    assert told(lines) == [(logging.ERROR, f"{counts}; {latest}", False)]
+    assert logged_lines(lines) == [(logging.ERROR, f"{counts}; {latest}", False)]
 
-    for number in range(100):  # as long as it lasts, nothing but the count
+    for number in range(100):  # while this lasts, only the count is logged
         log.ended(job(number), Succeeded(b"", 1, 0.0, b""))
     log.ended(job(), failed())
     log.summarize(log._since + 5.0)
     log.summarize(log._since + 5.0)
     counts = "task.summary task=bake seconds=5: 100 succeeded, 1 failed without a line each"
-    assert [line.partition(";")[0] for _, line, _ in told(lines)] == [counts]
+    assert [line.partition(";")[0] for _, line, _ in logged_lines(lines)] == [counts]
 
     log.ended(job(), Succeeded(b"", 1, 0.0, b""))
-    assert told(lines) == [(logging.INFO, "task.succeeded attempt=1 duration=0ms", False)]
+    assert logged_lines(lines) == [(logging.INFO, "task.succeeded attempt=1 duration=0ms", False)]
 
 
-def test_what_is_off_is_not_even_counted(lines: pytest.LogCaptureFixture) -> None:
+def test_disabled_log_levels_are_not_counted(lines: pytest.LogCaptureFixture) -> None:
     lines.set_level(logging.WARNING, "orchestrator")
     log = TaskLog()
     log.received([job()])
     log.ended(job(), Succeeded(b"", 1, 0.25, b""))
-    assert (told(lines), log._tallies) == ([], {})
+    assert (logged_lines(lines), log._tallies) == ([], {})

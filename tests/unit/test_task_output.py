@@ -1,4 +1,4 @@
-"""What tasks print: lines of the log with their names, whoever reads them or not."""
+"""Output printed by tasks becomes log lines with the task's name, whether or not the log is read."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def printed() -> Iterator[Printed]:
     os.close(writer)
 
 
-def test_a_line_is_told_when_it_ends_with_who_printed_it(printed: Printed, job: Job) -> None:
+def test_a_line_is_logged_at_its_end_with_its_task(printed: Printed, job: Job) -> None:
     stream, lines = printed
     print("half a", end="", file=stream, flush=True)
     assert lines() == []
@@ -75,7 +75,7 @@ def test_a_line_is_told_when_it_ends_with_who_printed_it(printed: Printed, job: 
     assert [line.endswith("] left") for line in lines()] == [True]
 
 
-def test_threads_do_not_mix_their_lines(printed: Printed) -> None:
+def test_lines_of_different_threads_are_not_mixed(printed: Printed) -> None:
     stream, lines = printed
     print("mine", end="", file=stream)
     thread = threading.Thread(target=lambda: print("theirs", file=stream))
@@ -87,7 +87,7 @@ def test_threads_do_not_mix_their_lines(printed: Printed) -> None:
     assert lines() == ["no newline"]
 
 
-def test_what_commands_a_terminal_does_not_pass(printed: Printed, job: Job) -> None:
+def test_terminal_commands_are_removed_from_output(printed: Printed, job: Job) -> None:
     stream, lines = printed
     for _ in range(2):
         print("\x1b[2Joh\x9b", file=stream)
@@ -96,7 +96,7 @@ def test_what_commands_a_terminal_does_not_pass(printed: Printed, job: Job) -> N
     assert terminal_safe(text) == text
 
 
-def test_a_log_handler_keeps_its_format(printed: Printed, job: Job) -> None:
+def test_a_custom_log_handler_keeps_its_format(printed: Printed, job: Job) -> None:
     stream, lines = printed
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(task_name)s %(attempt)s %(queue)s %(user)s: %(message)s"))
@@ -112,7 +112,7 @@ def test_a_log_handler_keeps_its_format(printed: Printed, job: Job) -> None:
     assert lines() == ["   bob: cold"]
 
 
-def test_bytes_and_long_pieces_come_out(printed: Printed, job: Job) -> None:
+def test_bytes_and_long_texts_are_printed(printed: Printed, job: Job) -> None:
     stream, lines = printed
     stream.buffer.write(b"raw \xff\n")
     stream.write("x" * 20_000)
@@ -122,7 +122,7 @@ def test_bytes_and_long_pieces_come_out(printed: Printed, job: Job) -> None:
 
 
 def _wrap(stream: io.TextIOWrapper) -> None:
-    print("wrapped", file=io.TextIOWrapper(stream.buffer, encoding="utf-8"))  # which is collected, and so closed
+    print("wrapped", file=io.TextIOWrapper(stream.buffer, encoding="utf-8"))  # the wrapper is collected, and so closed
 
 
 def _leave(stream: io.TextIOWrapper) -> None:
@@ -138,7 +138,8 @@ def _leave(stream: io.TextIOWrapper) -> None:
         lambda stream: stream.detach().close(),
         pytest.param(
             lambda stream: io.BufferedWriter(stream.buffer).close(),
-            # Of the second time, when it is collected: the file below is open still. Python says so from 3.13 on.
+            # For its second close, when it is collected: the file below is still open. Python reports this from 3.13
+            # on.
             marks=pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning"),
         ),
         lambda stream: stream.reconfigure(encoding="ascii", errors="strict"),
@@ -147,7 +148,7 @@ def _leave(stream: io.TextIOWrapper) -> None:
     ],
     ids=["close", "buffer", "detach", "buffered", "reconfigure", "wrap", "leave"],
 )
-def test_no_task_ends_what_others_print_to(
+def test_no_task_can_close_the_shared_output(
     printed: Printed, job: Job, end: Callable[[io.TextIOWrapper], object]
 ) -> None:
     stream, lines = printed
@@ -158,9 +159,7 @@ def test_no_task_ends_what_others_print_to(
     assert [line.rpartition("] ")[2] for line in lines()][-2:] == ["still here: ö", "and here"]
 
 
-def test_a_closed_file_does_not_stay_in_the_place_of_standard_output(
-    printed: Printed, job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_closed_standard_output_is_replaced(printed: Printed, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     stream, _ = printed
     monkeypatch.setattr(task_output, "_streams", {"stdout": stream})
     monkeypatch.setattr(sys, "stdout", other := io.StringIO())
@@ -181,7 +180,7 @@ def test_a_closed_file_does_not_stay_in_the_place_of_standard_output(
     assert sys.stdout is stream
 
 
-def test_colours_are_painted_around_what_others_wrote() -> None:
+def test_colors_are_added_around_sanitized_messages() -> None:
     record = logging.LogRecord("orchestrator.worker", logging.ERROR, "", 0, "no\x1b[2J \x1b[1mbold\nforged", None, None)
     record.task_name, record.task_id = "ba\nke", ID
     text = TextFormatter(brief=True, colours=True).format(record)
@@ -191,7 +190,7 @@ def test_colours_are_painted_around_what_others_wrote() -> None:
     assert "\x1b" not in TextFormatter().format(record)
 
 
-def test_json_is_one_line_without_controls() -> None:
+def test_a_json_line_has_no_control_characters() -> None:
     try:
         raise ValueError("a\nb\x1b[2J")
     except ValueError as error:
@@ -206,7 +205,7 @@ def test_json_is_one_line_without_controls() -> None:
     assert set(found) == {"time", "level", "logger", "pid", "message", "exc"}
 
 
-def test_json_has_what_extra_gives() -> None:
+def test_json_lines_contain_extra_fields() -> None:
     logger = logging.Logger("shop")
     record = logger.makeRecord("shop", 20, "", 0, "paid", (), None, extra={"amount": 5, "level": "mine", "by": {1}})
     found = json.loads(JsonFormatter().format(record))

@@ -1,4 +1,4 @@
-"""Parameters of tasks as workers announce them: what is announced, and how calls by name fit them."""
+"""Parameters of tasks as workers announce them, and checks of calls by name."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def resize(
     """A task with parameters of each kind."""
 
 
-def test_names_types_and_defaults_are_announced_but_no_context_and_no_secret() -> None:
+def test_announced_parameters_omit_the_context_and_secret_defaults() -> None:
     assert str(signature_of(announced(resize, "secret"))) == (
         "(path: str, /, width: int = 200, *, secret: str = …, mode: str | None = None)"
     )
 
 
 @pytest.mark.parametrize("default", ["a\0b", "\ud800", "x" * 1000, 2**70, (1, 2)])
-def test_a_default_that_cannot_be_stored_is_left_out(default: Any) -> None:
+def test_a_default_that_cannot_be_stored_is_omitted(default: Any) -> None:
     def job(value: Any = default) -> None: ...
 
     (found,) = announced(job)
@@ -42,7 +42,7 @@ def test_a_default_that_cannot_be_stored_is_left_out(default: Any) -> None:
     msgspec.json.encode(found)
 
 
-def test_as_many_tasks_are_announced_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_announced_tasks_are_limited_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announcing, "_MAX_BYTES", 300)
     found = announced_parameters([(f"job{number}", Signature("job", resize), ()) for number in range(100)])
     assert 0 < len(found) < 10
@@ -57,7 +57,7 @@ def test_as_many_tasks_are_announced_as_fit(monkeypatch: pytest.MonkeyPatch) -> 
         (["a", 1], {"width": 1}, "kwargs", "multiple values for argument 'width'"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused_where_they_stand(
+def test_mismatched_arguments_are_rejected_with_their_field(
     args: list[Any], kwargs: dict[str, Any], field: str, said: str
 ) -> None:
     with pytest.raises(Mismatch, match=said) as refused:
@@ -67,7 +67,7 @@ def test_arguments_that_do_not_fit_are_refused_where_they_stand(
     check_call(announced(resize), ["a"], {"width": 3})
 
 
-def test_arguments_have_names() -> None:
+def test_positional_arguments_get_their_names() -> None:
     assert by_name(announced(resize), ["a.png", 3], {"mode": "RGB"}) == {"path": "a.png", "width": 3, "mode": "RGB"}
     assert by_name(announced(resize), [1, 2, 3, 4], {}) is None
 
@@ -76,7 +76,7 @@ def test_arguments_have_names() -> None:
     assert by_name(announced(job), [1, 2, 3], {"a": 4}) == {"first": 1, "rest": (2, 3), "a": 4}
 
 
-def test_parameters_that_no_function_can_have_check_nothing() -> None:
+def test_invalid_announced_parameters_check_nothing() -> None:
     odd = [Parameter(name="a b")]
     check_call(odd, [1, 2], {})
     assert by_name(odd, [1], {}) is None

@@ -1,4 +1,4 @@
-"""Tasks in memory: recorded, run at once, or run by a clock that skips."""
+"""Tasks in memory: recorded, run at once, or run by a simulated clock."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Size(msgspec.Struct):
 
 
 class Shop:
-    """An application, and what its tasks have done."""
+    """An application, and the log of its tasks."""
 
     def __init__(self) -> None:
         self.app = app = Orchestrator(Settings())
@@ -100,7 +100,7 @@ def shop() -> Shop:
 # -- recording
 
 
-def test_what_is_enqueued_is_recorded_and_nothing_runs(shop: Shop) -> None:
+def test_recording_keeps_enqueued_tasks_and_runs_none(shop: Shop) -> None:
     with recording(shop.app) as recorded:
         shop.resize.enqueue("a.png", size=Size(3, 4))
         shop.resize.options(delay=timedelta(minutes=1), priority=5).enqueue("b.png")
@@ -117,7 +117,7 @@ def test_what_is_enqueued_is_recorded_and_nothing_runs(shop: Shop) -> None:
     assert recorded.enqueued(shop.later) == []
 
 
-def test_a_failed_assertion_lists_what_was_enqueued_instead(shop: Shop) -> None:
+def test_a_failed_assertion_lists_the_enqueued_tasks(shop: Shop) -> None:
     with recording(shop.app) as recorded:
         with pytest.raises(AssertionError, match=r"^Task 'note' was not enqueued\. Nothing was enqueued\.$"):
             recorded.assert_enqueued(shop.note)
@@ -132,7 +132,7 @@ def test_a_failed_assertion_lists_what_was_enqueued_instead(shop: Shop) -> None:
     )
 
 
-def test_calls_are_checked_as_ever(shop: Shop) -> None:
+def test_calls_are_checked_while_recording(shop: Shop) -> None:
     with recording(shop.app) as recorded:
         with pytest.raises(InvalidTask, match="missing a required argument"):
             shop.resize.enqueue()  # type: ignore[call-arg]
@@ -165,7 +165,7 @@ def test_starts_of_workflows_are_recorded(shop: Shop) -> None:
     assert [run.params for run in recorded.started("flow")] == [{"val": 2}]
 
 
-def test_afterwards_the_application_is_as_before(shop: Shop) -> None:
+def test_the_application_is_restored_after_recording(shop: Shop) -> None:
     before = shop.app._client._backend
     with recording(shop.app):
         shop.app.close()
@@ -182,7 +182,7 @@ def test_afterwards_the_application_is_as_before(shop: Shop) -> None:
 # -- eager
 
 
-def test_a_task_runs_as_it_is_enqueued_and_its_values_travel(shop: Shop) -> None:
+def test_an_eager_task_runs_at_once_and_returns_its_result(shop: Shop) -> None:
     with eager(shop.app):
         assert shop.resize.enqueue("a.png", Size(3, 4)).result() == "a.png 3"
         assert shop.log == [("resize", "a.png", Size(3, 4))]
@@ -202,7 +202,7 @@ def test_a_failure_is_retried_and_then_raised_by_result(shop: Shop) -> None:
         assert (handle.status(), test.enqueued(shop.fail)[1].failures) == ("failed", 3)
 
 
-def test_a_task_that_asks_to_be_tried_later_keeps_its_details(shop: Shop) -> None:
+def test_a_task_that_raises_retry_later_keeps_its_details(shop: Shop) -> None:
     with eager(shop.app) as test:
         handle = shop.later.enqueue()
         assert handle.result() == 2
@@ -213,15 +213,15 @@ def test_a_task_that_asks_to_be_tried_later_keeps_its_details(shop: Shop) -> Non
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_task_that_enqueues(shop: Shop, fails: bool) -> None:
+def test_tasks_enqueued_by_a_task_run_after_their_parent(shop: Shop, fails: bool) -> None:
     with eager(shop.app) as test:
         shop.parent.enqueue(fails)
     expected = ["parent", "enqueued", "many 1", "many 2"] + ["only on success"] * (not fails)
-    assert shop.log == expected  # after the task itself, which could not wait for them
+    assert shop.log == expected  # after the parent, which could not wait for them
     assert all(one.new.parent == test.enqueued(shop.parent)[0].new.id for one in test.enqueued(shop.note))
 
 
-def test_what_follows_a_success_and_a_failure(shop: Shop) -> None:
+def test_callbacks_run_after_a_success_and_a_failure(shop: Shop) -> None:
     @shop.app.task(name="failed")
     def failed(failure: TaskFailure) -> None:
         shop.log.append((failure.task, failure.kind, failure.message))
@@ -232,7 +232,7 @@ def test_what_follows_a_success_and_a_failure(shop: Shop) -> None:
     assert shop.log == [("resize", "a", None), "a whole", ("fail", 1), ("fail", "ValueError", "no 1")]
 
 
-def test_on_an_event_loop(shop: Shop) -> None:
+def test_eager_tasks_run_on_an_event_loop(shop: Shop) -> None:
     async def main() -> tuple[int, str, int]:
         return (
             await (await shop.later.aenqueue()).aresult(),
@@ -245,7 +245,7 @@ def test_on_an_event_loop(shop: Shop) -> None:
 
 
 @pytest.mark.slow
-def test_a_task_that_enqueues_itself_for_ever_is_stopped(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_enqueues_itself_endlessly_is_stopped(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.testing.memory_tasks._MAX_ATTEMPTS", 100)
 
     @shop.app.task(name="again")
@@ -277,7 +277,7 @@ def test_a_task_that_enqueues_itself_for_ever_is_stopped(shop: Shop, monkeypatch
             test.drain()
 
 
-def test_what_an_executor_does_is_not_run(shop: Shop) -> None:
+def test_a_task_of_an_executor_does_not_run(shop: Shop) -> None:
     @shop.app.task(name="tar", executor=Process(command=["tar"]))
     def tar(path: str) -> None: ...
 
@@ -288,7 +288,7 @@ def test_what_an_executor_does_is_not_run(shop: Shop) -> None:
 # -- keys
 
 
-def test_a_unique_key_is_held_as_long_as_it_says(shop: Shop) -> None:
+def test_a_unique_key_is_held_for_its_period(shop: Shop) -> None:
     key: Any = {"unique_key": "k"}
     with recording(shop.app) as test:
         first = shop.note.options(**key).enqueue(1)
@@ -308,7 +308,7 @@ def test_a_unique_key_is_held_as_long_as_it_says(shop: Shop) -> None:
     assert shop.log == [4, 5, 7]
 
 
-def test_many_are_enqueued_all_or_none(shop: Shop) -> None:
+def test_a_bulk_enqueue_creates_all_tasks_or_none(shop: Shop) -> None:
     keyed = shop.app.task(name="keyed", unique_key=lambda what: what, on_duplicate="raise")(
         lambda what: shop.log.append(what)
     )
@@ -322,7 +322,7 @@ def test_many_are_enqueued_all_or_none(shop: Shop) -> None:
     assert shop.log == [2, 1]
 
 
-def test_an_idempotency_key_belongs_to_one_call(shop: Shop) -> None:
+def test_an_idempotency_key_rejects_other_arguments(shop: Shop) -> None:
     once = shop.note.options(idempotency_key="k")
     with eager(shop.app):
         assert once.enqueue(1) == once.enqueue(1)
@@ -334,7 +334,7 @@ def test_an_idempotency_key_belongs_to_one_call(shop: Shop) -> None:
 # -- time
 
 
-def test_time_passes_by_skipping(shop: Shop) -> None:
+def test_skipping_time_runs_due_tasks(shop: Shop) -> None:
     start = datetime(2026, 3, 1, 12, tzinfo=UTC)
     with TaskTest(shop.app, start=start) as test:
         shop.note.options(delay=60).enqueue("in a minute")
@@ -356,7 +356,7 @@ def test_time_passes_by_skipping(shop: Shop) -> None:
             test._app.handle(test.enqueued()[0].id).cancel()
 
 
-def test_a_failed_task_is_opened_again_by_hand(shop: Shop) -> None:
+def test_a_failed_task_can_be_retried_manually(shop: Shop) -> None:
     with recording(shop.app) as test:
         handle = shop.fail.options(retries=0).enqueue(1)
         test.drain()
@@ -366,7 +366,7 @@ def test_a_failed_task_is_opened_again_by_hand(shop: Shop) -> None:
         assert handle.result() == 2
 
 
-def test_a_rate_spreads_what_is_due(shop: Shop) -> None:
+def test_a_rate_limit_spreads_due_tasks(shop: Shop) -> None:
     each = shop.note.options(rate="1/m", concurrency_key="a")
     with recording(shop.app) as test:
         shop.app.enqueue_many(each, [(number,) for number in range(3)])
@@ -379,7 +379,7 @@ def test_a_rate_spreads_what_is_due(shop: Shop) -> None:
         assert timedelta(minutes=2) <= test.now - start < timedelta(minutes=2, seconds=1)
 
 
-def test_schedules_of_the_code_fire(shop: Shop) -> None:
+def test_schedules_declared_in_code_fire(shop: Shop) -> None:
     @shop.app.schedule(cron="0 3 * * *", timezone="Europe/Berlin", params={"what": "${run.fire_time}"})
     @shop.app.task(name="nightly")
     def nightly(what: str) -> None:
@@ -405,7 +405,7 @@ def test_schedules_of_the_code_fire(shop: Shop) -> None:
         ("queue", "1 2 3 4 1 2"),
     ],
 )
-def test_a_schedule_fires_while_its_last_task_is_open(shop: Shop, overlap: Any, expected: str) -> None:
+def test_a_schedule_follows_its_overlap_policy(shop: Shop, overlap: Any, expected: str) -> None:
     attempts: list[str] = []
 
     @shop.app.schedule(every="3s", overlap=overlap)
@@ -420,7 +420,7 @@ def test_a_schedule_fires_while_its_last_task_is_open(shop: Shop, overlap: Any, 
     assert " ".join(attempts) == expected
 
 
-def test_times_that_cannot_be(shop: Shop) -> None:
+def test_invalid_times_are_rejected(shop: Shop) -> None:
     with pytest.raises(InvalidTask, match="start: expected a datetime with a time zone"):
         TaskTest(shop.app, start=datetime(2026, 1, 1))
     with recording(shop.app) as test:
@@ -429,7 +429,7 @@ def test_times_that_cannot_be(shop: Shop) -> None:
                 test.skip(seconds)
 
 
-def test_a_transaction_is_wanted_where_one_is_named(shop: Shop) -> None:
+def test_enqueue_in_requires_a_transaction(shop: Shop) -> None:
     nothing: Any = None
     anything: Any = object()
     with recording(shop.app) as test:
@@ -478,7 +478,7 @@ def test_compositions_run_at_once() -> None:
         assert test.enqueued(count)[0].attempt == 2
 
 
-def test_a_composition_that_fails_says_where() -> None:
+def test_a_failed_composition_names_the_failed_step() -> None:
     pages = Pages()
     with eager(pages.app):
         run = (pages.fetch.s("a.org") | pages.count.s("!") | pages.total.s()).start()
@@ -489,13 +489,13 @@ def test_a_composition_that_fails_says_where() -> None:
             nested.result()
 
 
-def test_a_composition_is_recorded_and_runs_part_by_part() -> None:
+def test_a_composition_is_recorded_and_runs_step_by_step() -> None:
     pages = Pages()
     with recording(pages.app) as test:
         run = chain(pages.fetch.s("a.org"), pages.count.s("o")).start(name="letters")
         assert [one.name for one in test.started()] == ["letters"]
         test.assert_enqueued(pages.fetch, url="a.org")
-        assert [one.name for one in test.drain()] == ["fetch", "count"]  # which fails, and is tried again in a second
+        assert [one.name for one in test.drain()] == ["fetch", "count"]  # count fails, and is retried after a second
         assert (run.status(), test.enqueued(pages.count)[0].state) == ("running", "pending")
         test.skip(2)
         assert run.result() == 2
@@ -527,7 +527,7 @@ def test_a_task_starts_a_composition_and_an_applied_workflow() -> None:
         assert [one.result for one in test.enqueued(pages.count)] == [2]
 
 
-def test_results_of_compositions_hold_errors() -> None:
+def test_results_of_compositions_may_contain_errors() -> None:
     app = Orchestrator(Settings())
     note = app.task(name="note")(lambda what: what)
     fail = app.task(name="fail")(lambda what: 1 / what)
@@ -564,7 +564,7 @@ class Watching(Middleware):
         self.seen.append((end.outcome, ctx.task_name))
 
 
-def test_middleware_runs_and_headers_travel() -> None:
+def test_middleware_runs_and_headers_reach_callbacks() -> None:
     seen: list[Any] = []
     app = Orchestrator(Settings(), middleware=[Watching(seen)])
     note = app.task(name="note")(lambda what: what)
@@ -582,13 +582,13 @@ def test_middleware_runs_and_headers_travel() -> None:
         assert {one[2]["tenant"] for one in seen if one[0] == "begins"} == {"acme"}
         seen.clear()
         chain(note.s(1), note.s()).start()
-        assert [one[1] for one in seen] == ["note"] * 4  # not the names of the steps
+        assert [one[1] for one in seen] == ["note"] * 4  # the names of the tasks, not of the steps
         seen.clear()
         failing.options(headers={"tenant": "globex"}).enqueue()
         assert seen == [("begins", "failing", {"tenant": "globex"}), ("failure", "failing")]
 
 
-def test_resources_are_open_from_the_first_task_to_the_end() -> None:
+def test_a_lifespan_lasts_from_the_first_task_to_the_end() -> None:
     seen: list[str] = []
     app = Orchestrator(Settings())
 
@@ -619,8 +619,8 @@ def test_resources_are_open_from_the_first_task_to_the_end() -> None:
     assert seen[4:] == ["fake", "ends"]
 
 
-def test_an_asynchronous_resource_is_opened_once_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "django.db", raising=False)  # with Django, each task has a loop of its own
+def test_an_async_resource_is_opened_once_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "django.db", raising=False)  # with Django, each task has an event loop of its own
     seen: list[str] = []
     app = Orchestrator(Settings())
 

@@ -1,4 +1,4 @@
-"""What others have written is shown, and not obeyed."""
+"""Text from other sources is shown, but cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVIL = "a\x1b[2J\x9b\r\x00\x7f\u202e\u2066\u2028\ud800\U000e0041b"
 
 @given(st.text())
 @pytest.mark.slow
-def test_it_keeps_its_length_and_everything_that_is_harmless(text: str) -> None:
+def test_safe_text_keeps_its_length_and_all_harmless_characters(text: str) -> None:
     shown = terminal_safe(text)
     assert len(shown) == len(one_line(text)) == len(text)
     assert all(new == old or new == "�" for new, old in zip(shown, text, strict=True))
@@ -33,7 +33,7 @@ def test_it_keeps_its_length_and_everything_that_is_harmless(text: str) -> None:
 
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 @pytest.mark.slow
-def test_json_says_the_same(value: object) -> None:
+def test_safe_json_decodes_to_the_same_value(value: object) -> None:
     document = json.dumps(value, ensure_ascii=False)
     safe = terminal_safe_json(document)
     assert json.loads(safe) == json.loads(document)
@@ -41,11 +41,11 @@ def test_json_says_the_same(value: object) -> None:
 
 
 @pytest.mark.parametrize("text", ["Grüße, 世界 🙂", "👩‍👩‍👧 می‌خواهم", "tab\tand\nline", "no\u00a0break"])
-def test_words_of_people_stay(text: str) -> None:
+def test_human_text_is_unchanged(text: str) -> None:
     assert terminal_safe(text) == text
 
 
-def test_colours_of_a_programs_output_stay_and_end_with_its_line() -> None:
+def test_colors_of_program_output_stay_and_end_with_the_line() -> None:
     assert with_styles("\x1b[31mred\x1b[0m \x1b[2Jclear") == "\x1b[31mred\x1b[0m �[2Jclear\x1b[0m"
     assert with_styles(EVIL) == terminal_safe(EVIL)
 
@@ -59,7 +59,7 @@ def log() -> Iterator[logging.Logger]:
     logger.setLevel(before[1])
 
 
-def test_a_log_has_no_forged_lines(log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_cannot_be_forged(log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging()
     forged = f"oh no{EVIL}\n12:00:00 INFO    all is well"
     log.warning("task %s failed: %s", forged, forged)
@@ -75,7 +75,7 @@ def test_a_log_has_no_forged_lines(log: logging.Logger, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("text", ["a\x1b[2J", "a\nb", "a\tb", "a\x9bb", "a\u202eb", "a\0", "\ud800", "", "x" * 501])
-def test_tags_and_keys_with_controls_are_refused(text: str) -> None:
+def test_tags_and_keys_with_control_characters_are_rejected(text: str) -> None:
     app = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere")
     task = app.task(name="job")(lambda: None)
 
@@ -99,7 +99,7 @@ def test_tags_and_keys_with_controls_are_refused(text: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_not_text_at_all_can_be_printed() -> None:
+def test_invalid_unicode_can_be_printed() -> None:
     shown = f"terminal_safe({EVIL!r}), one_line({EVIL!r}), indented({EVIL!r})"
     code = f"from orchestrator.terminal_safe import *; print({shown})"
     subprocess.run([sys.executable, "-X", "utf8", "-c", code], check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""What a part of a tick has brought about is added to the whole."""
+"""The results of a part of a tick are added to the whole."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from orchestrator.domain.code import history
 from orchestrator.scheduler.tick_result import TickResult
 
 
-def test_what_is_merged_is_added() -> None:
+def test_merging_adds_counts_and_flags() -> None:
     whole, part = TickResult(), TickResult()
     whole.counts.reports = 3
     part.counts.reports = 2
@@ -18,7 +18,7 @@ def test_what_is_merged_is_added() -> None:
     assert (whole.counts.reports, whole.wake.delayed) == (5, True)
 
 
-def test_an_empty_value_replaces_an_older_one_and_a_missing_one_does_not() -> None:
+def test_an_empty_value_replaces_and_a_missing_value_does_not() -> None:
     whole, part = TickResult(), TickResult()
     whole.outgoing.drains = frozenset({b"worker"})
     whole.merge(TickResult())
@@ -28,7 +28,7 @@ def test_an_empty_value_replaces_an_older_one_and_a_missing_one_does_not() -> No
     assert whole.outgoing.drains == frozenset()
 
 
-def test_what_happened_to_a_run_in_two_parts_is_summed_up() -> None:
+def test_changes_of_a_run_in_two_parts_are_summed() -> None:
     run, child = bytes(16), history.ChildCompleted(b"c" * 16, b"")
     whole, part = TickResult(), TickResult()
     whole.runs.child_ended(run, "success", "step")

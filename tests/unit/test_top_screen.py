@@ -1,4 +1,4 @@
-"""The screen of `orchestrator top`: what it shows at any size, and what keys do."""
+"""The screen of `orchestrator top`: its content at any size, and its keys."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def pressed(view: View, *keys: str) -> list[Action]:
 
 
 @given(st.integers(1, 250), st.integers(1, 80), st.sampled_from(LOWER), st.sampled_from([FOUND, None]), st.booleans())
-def test_it_fills_a_screen_of_any_size_and_no_more(
+def test_the_screen_is_filled_exactly_at_any_size(
     width: int, height: int, panel: Panel, found: Snapshot | None, is_open: bool
 ) -> None:
     view = View(panel=panel)
@@ -116,7 +116,7 @@ def test_it_fills_a_screen_of_any_size_and_no_more(
     assert not any(ord(character) < 32 or character == "\x1b" for line in lines for character in line.plain)
 
 
-def test_all_that_matters_is_on_the_smallest_usual_screen() -> None:
+def test_an_80_by_24_screen_shows_all_important_values() -> None:
     text = screen()
     for words in ("42/s end", "1.0/s fail", "leader host:1 term 3", "workers 2", "5/20", "images", "40,000+", "6m 40s"):
         assert words in text, words
@@ -125,7 +125,7 @@ def test_all_that_matters_is_on_the_smallest_usual_screen() -> None:
     assert "? " in text.splitlines()[-1]
 
 
-def test_each_list_is_shown_by_its_key() -> None:
+def test_each_panel_is_shown_by_its_key() -> None:
     view = View()
     shown = {
         "2": "shop.task0, shop.task1",
@@ -170,7 +170,7 @@ def test_queues_are_sorted_and_filtered() -> None:
     assert pressed(view, "q") == [Action("quit")]
 
 
-def test_nothing_is_done_without_an_answer() -> None:
+def test_no_action_runs_without_confirmation() -> None:
     view = View()
     assert pressed(view, "p") == []
     assert "Pause queue images?" in screen(view).splitlines()[-1]
@@ -185,7 +185,7 @@ def test_nothing_is_done_without_an_answer() -> None:
     assert view.question is None
 
 
-def test_what_is_selected_stays_selected_where_the_list_moves() -> None:
+def test_the_selection_follows_its_row_when_the_list_moves() -> None:
     view = View(focus=Panel.RUNNING)
     pressed(view, *["down"] * 12)
     assert view.selected[Panel.RUNNING] == ID.format(12)
@@ -196,7 +196,7 @@ def test_what_is_selected_stays_selected_where_the_list_moves() -> None:
     assert press(view, "enter", replace(FOUND, running=[])) is None
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_problems_are_shown() -> None:
     assert [*problems(replace(FOUND, queues=[]))] == []
     bad = replace(
         FOUND,
@@ -218,7 +218,7 @@ def test_what_is_wrong_is_said() -> None:
         assert words in said, words
 
 
-def test_small_pictures() -> None:
+def test_sparklines_and_bars_are_drawn() -> None:
     assert sparkline([0, 1, 2, 4], 4) == " ▂▄▇"
     assert len(sparkline(list(range(60)), 20)) == 20
     assert sparkline([0, 0], 2) == "  "
@@ -226,14 +226,14 @@ def test_small_pictures() -> None:
     assert bar(7, 4).plain == "■■■■"
 
 
-def test_keys_are_known_by_what_terminals_send() -> None:
+def test_keys_are_recognized_from_terminal_sequences() -> None:
     assert list(keys_in("q\x1b[A\x1bOB\x1b[5~\r\t\x7f /é\x1b[99~\x1b[M")) == [
         *("q", "up", "down", "pageup", "enter", "tab", "backspace", "space", "/", "é")
     ]
     assert list(keys_in("\x1b")) == ["escape"]
 
 
-def test_the_terminal_is_given_back_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_terminal_is_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
     with os.fdopen(theirs, "r+b", buffering=0) as terminal:
@@ -245,7 +245,7 @@ def test_the_terminal_is_given_back_whatever_happens(monkeypatch: pytest.MonkeyP
             raise ZeroDivisionError
         assert termios.tcgetattr(theirs) == before
         written = ""
-        while not written.endswith(live._CLOSE):  # the kernel hands on what was written in parts, as it likes
+        while not written.endswith(live._CLOSE):  # the kernel may deliver the output in parts
             written += os.read(ours, 10_000).decode()
     os.close(ours)
     assert written.startswith(live._OPEN)

@@ -1,4 +1,4 @@
-"""Which span the current code belongs to, and the ids of spans that nobody has to be told."""
+"""The span of the current code, and span ids that are derived instead of sent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from orchestrator.tracing.switch import exporting
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def alone(function: object) -> object:
+def in_empty_context(function: object) -> object:
     return contextvars.Context().run(function)  # type: ignore[arg-type]
 
 
@@ -54,18 +54,18 @@ def alone(function: object) -> object:
         (None, False),
     ],
 )
-def test_a_header_that_is_no_traceparent_is_none(text: str | None, is_one: bool) -> None:
+def test_an_invalid_traceparent_is_parsed_as_none(text: str | None, is_one: bool) -> None:
     assert (parse(text) is not None) == is_one
     assert text is None or is_trace(text) == is_one
 
 
-def test_a_later_version_is_read_and_not_sent() -> None:
+def test_a_later_version_is_read_but_not_sent() -> None:
     later = "01" + PARENT[2:] + "-what-comes-then"
     assert str(parse(later)) == PARENT
     assert not is_trace(later)
 
 
-def test_the_span_of_opentelemetry_goes_before_the_one_that_was_set() -> None:
+def test_a_span_of_opentelemetry_precedes_the_set_trace() -> None:
     def look() -> None:
         assert current_trace() is None
         set_trace(PARENT)
@@ -75,16 +75,16 @@ def test_the_span_of_opentelemetry_goes_before_the_one_that_was_set() -> None:
             assert current_trace() == other
         assert current_trace() == PARENT
 
-    alone(look)
+    in_empty_context(look)
 
 
-def test_a_line_of_the_log_has_the_ids_of_the_span_that_it_was_written_in() -> None:
+def test_a_log_line_has_the_ids_of_its_span() -> None:
     def write() -> None:
         set_trace(PARENT)
         line = json.loads(JsonFormatter().format(logging.makeLogRecord({"msg": "hello"})))
         assert (line["trace_id"], line["span_id"]) == (PARENT[3:35], PARENT[36:52])
 
-    alone(write)
+    in_empty_context(write)
     assert "trace_id" not in json.loads(JsonFormatter().format(logging.makeLogRecord({"msg": "hello"})))
 
 
@@ -100,7 +100,7 @@ def spans(exported: InMemorySpanExporter) -> Spans:
     return Spans(provider)
 
 
-def test_ids_of_spans_derive_from_those_of_tasks_and_runs(spans: Spans, exported: InMemorySpanExporter) -> None:
+def test_span_ids_derive_from_the_ids_of_tasks_and_runs(spans: Spans, exported: InMemorySpanExporter) -> None:
     task, run = uuid4().bytes, uuid4().bytes
     for attempt in (1, 2):
         spans.end(spans.attempt(PARENT, task, attempt, "job", is_turn=False, attributes={}), None)
@@ -115,7 +115,7 @@ def test_ids_of_spans_derive_from_those_of_tasks_and_runs(spans: Spans, exported
     assert (whole.start_time, whole.end_time, whole.status.is_ok) == (10**9, 2 * 10**9, False)
 
 
-def test_attempts_of_a_task_that_came_of_no_span_share_a_trace(spans: Spans, exported: InMemorySpanExporter) -> None:
+def test_attempts_of_a_task_without_a_parent_span_share_a_trace(spans: Spans, exported: InMemorySpanExporter) -> None:
     task = uuid4().bytes
     for attempt in (1, 2):
         spans.end(spans.attempt(None, task, attempt, "job", is_turn=False, attributes={}), None)
@@ -125,7 +125,7 @@ def test_attempts_of_a_task_that_came_of_no_span_share_a_trace(spans: Spans, exp
     assert second.links[0].context.trace_id == first.context.trace_id
 
 
-def test_a_run_that_came_of_no_span_is_the_root_of_its_trace(spans: Spans, exported: InMemorySpanExporter) -> None:
+def test_a_run_without_a_parent_span_is_the_root_of_its_trace(spans: Spans, exported: InMemorySpanExporter) -> None:
     run = uuid4().bytes
     root = spans.root_of_run(run, "flow")
     assert is_trace(root)
@@ -147,7 +147,7 @@ def test_a_run_that_came_of_no_span_is_the_root_of_its_trace(spans: Spans, expor
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, False),
     ],
 )
-def test_the_standard_variables_say_whether_spans_are_exported(
+def test_the_standard_variables_decide_whether_spans_are_exported(
     given: dict[str, str], is_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
@@ -158,7 +158,7 @@ def test_the_standard_variables_say_whether_spans_are_exported(
 
 
 @pytest.mark.slow
-def test_where_the_extra_is_missing_it_is_said_once_and_work_goes_on() -> None:
+def test_a_missing_extra_is_reported_once_and_work_continues() -> None:
     program = """
 import logging, sys
 sys.modules["opentelemetry"] = None

@@ -1,4 +1,4 @@
-"""Where webhooks go, whatever address a workflow gives: to public ones, and to what the worker's operator allows."""
+"""Destinations of webhooks, whatever a workflow names: public addresses, and those that the operator allows."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def server() -> Iterator[Server]:
         *("64:ff9b::7f00:1", "2002:7f00:1::", "2001:0:7f00:1::", "2001:db8::1", "3fff::1", "3fff:fff::1", "5f00::1"),
     ],
 )
-def test_internal_addresses_are_no_public_ones(address: str) -> None:
+def test_internal_addresses_are_rejected_as_not_public(address: str) -> None:
     assert not is_public(parse_address(address))
     assert "internal address" in (PUBLIC.refusal("name", address) or "")
     assert parse_destinations("public", "name").refusal("NAME.", address) is None
@@ -82,7 +82,7 @@ def test_internal_addresses_are_no_public_ones(address: str) -> None:
 @pytest.mark.parametrize(
     "address", ["93.184.216.34", "8.8.8.8", "2606:2800:220:1:248:1893:25c8:1946", "::ffff:8.8.8.8"]
 )
-def test_public_addresses_are_posted_to_unless_only_some_are_allowed(address: str) -> None:
+def test_public_addresses_are_allowed_unless_a_list_restricts_them(address: str) -> None:
     assert PUBLIC.refusal("example.com", address) is None
     only = parse_destinations("allowed", "*.example.com")
     assert only.refusal("hooks.example.com", address) is None
@@ -90,7 +90,7 @@ def test_public_addresses_are_posted_to_unless_only_some_are_allowed(address: st
     assert "webhook_allow" in (only.refusal("example.com", address) or "")
 
 
-def test_what_the_operator_allows() -> None:
+def test_the_operator_allows_hosts_and_networks() -> None:
     found = parse_destinations("public", "Hooks.corp, *.internal.  10.1.0.0/16,::1")
     assert found == Destinations(
         mode="public", hosts=("hooks.corp", "*.internal"), networks=parse_destinations("", "10.1.0.0/16 ::1").networks
@@ -103,14 +103,14 @@ def test_what_the_operator_allows() -> None:
             parse_destinations("public", wrong)
 
 
-def test_what_is_allowed_is_posted(server: Server) -> None:
+def test_an_allowed_webhook_is_posted(server: Server) -> None:
     assert post(f"{server.url}/a b?c=d é", {"x": [1]}, HERE) == 204
     host = f"127.0.0.1:{server.server_port}"
     assert server.received == [("/a%20b?c=d%20%C3%A9", host, {"x": [1]})]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0x7f.1", "2130706433", "127.1", "[::ffff:127.0.0.1]", "0"])
-def test_the_machine_itself_is_refused_however_it_is_written(server: Server, host: str) -> None:
+def test_the_local_machine_is_rejected_in_every_notation(server: Server, host: str) -> None:
     with pytest.raises(GiveUp, match=r"is an internal address, and not in webhook_allow"):
         post(f"http://{host}:{server.server_port}/", {}, PUBLIC)
     assert not server.received
@@ -126,8 +126,8 @@ def test_redirects_are_not_followed(server: Server) -> None:
         post(server.url, {}, HERE)
 
 
-def test_a_name_is_resolved_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or it could be another's by the time of the connection."""
+def test_a_host_name_is_resolved_only_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second lookup could return another address for the connection."""
     real = socket.getaddrinfo
     asked: list[str] = []
 
@@ -144,7 +144,7 @@ def test_a_name_is_resolved_once(server: Server, monkeypatch: pytest.MonkeyPatch
     assert server.received[0][1] == f"changing.example:{server.server_port}"
 
 
-def test_of_several_addresses_only_good_ones_are_used(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_allowed_addresses_of_a_host_are_used(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     real = socket.getaddrinfo
 
     def several(host: str, *arguments: Any, **options: Any) -> Any:
@@ -159,7 +159,7 @@ def test_of_several_addresses_only_good_ones_are_used(server: Server, monkeypatc
     assert post(f"http://several.example:{server.server_port}/", {}, HERE) == 204
 
 
-def test_proxies_of_the_environment_are_not_used(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_of_the_environment_are_ignored(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     assert post(server.url, {}, HERE) == 204
@@ -172,20 +172,20 @@ def test_proxies_of_the_environment_are_not_used(server: Server, monkeypatch: py
         *("http://a:99999/", "http://a:b/", "http://user:secret@example.com/"),
     ],
 )
-def test_what_is_no_address_is_refused_for_good(url: str) -> None:
+def test_an_invalid_url_is_rejected_without_retry(url: str) -> None:
     with pytest.raises(GiveUp) as caught:
         post(url, {}, PUBLIC)
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["\r\nHost: evil", "%0d%0aHost:evil", "\x00", " x"])
-def test_nothing_is_slipped_into_the_request(server: Server, text: str) -> None:
+def test_a_url_cannot_inject_headers(server: Server, text: str) -> None:
     post(f"{server.url}/{text}", {}, HERE)
     (received,) = server.received
     assert received[1] == f"127.0.0.1:{server.server_port}"
 
 
-def test_they_can_be_turned_off(server: Server) -> None:
+def test_webhooks_can_be_disabled(server: Server) -> None:
     urls: dict[str, Any] = {"database_url": "postgresql://nowhere", "redis_url": "redis://nowhere"}
     off = Orchestrator(**urls, webhooks="off", webhook_allow="127.0.0.1")
     on = Orchestrator(**urls, webhook_allow="127.0.0.1")

@@ -1,4 +1,4 @@
-"""What a worker can be asked to be, and what is refused."""
+"""Options of a worker, and values that are rejected."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from orchestrator.workers.spec import WorkerSpec
     ("text", "size"),
     [("512MB", 512 * 2**20), ("512 MiB", 512 * 2**20), ("1.5g", 3 * 2**29), ("700", 700), ("4K", 4096)],
 )
-def test_memory_is_read(text: str, size: int) -> None:
+def test_memory_sizes_are_parsed(text: str, size: int) -> None:
     assert parse_memory(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1MB", "1TB", "1 M B", "MB", "1e9"])
-def test_what_is_no_memory(text: str) -> None:
+def test_invalid_memory_sizes_are_not_parsed(text: str) -> None:
     assert parse_memory(text) is None
 
 
-def test_resident_memory() -> None:
+def test_the_resident_memory_of_a_process_is_measured() -> None:
     assert 2**20 < resident_memory(os.getpid()) < 2**36
     assert resident_memory(2**22 + 1) == 0, "there is no such process"
 
@@ -48,14 +48,14 @@ def test_resident_memory() -> None:
         (["-Q", "mail"], "use --app, --queues, --processes and --concurrency, or `orchestrator celery -A proj worker"),
     ],
 )
-def test_bad_flags_are_refused(words: list[str], message: str) -> None:
+def test_invalid_flags_are_rejected(words: list[str], message: str) -> None:
     result = CliRunner().invoke(main, ["worker", "--app", "nowhere:app", *words])
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.output
 
 
-def test_the_flags_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_reach_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     specs: list[WorkerSpec] = []
 
     def run_worker(spec: WorkerSpec, settings: object) -> int:
@@ -73,12 +73,12 @@ def test_the_flags_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, "5", float("nan"), True])
-def test_a_soft_timeout_is_a_positive_time(value: object) -> None:
+def test_a_soft_timeout_must_be_positive(value: object) -> None:
     with pytest.raises(InvalidTask, match="Option soft_timeout: expected"):
         CallOptions(soft_timeout=value)  # type: ignore[arg-type]
 
 
-def test_a_soft_timeout_comes_before_the_timeout() -> None:
+def test_a_soft_timeout_must_be_less_than_the_timeout() -> None:
     with pytest.raises(InvalidTask, match=r"Option soft_timeout: expected less than the timeout \(5\)"):
         CallOptions(soft_timeout=5, timeout=5)
     app = Orchestrator()
@@ -93,7 +93,7 @@ def test_a_soft_timeout_comes_before_the_timeout() -> None:
 
 
 @pytest.mark.slow
-def test_which_queues_are_served() -> None:
+def test_a_worker_serves_the_requested_queues() -> None:
     named = ["default", "images", "mail"]
     for given, served, unserved in (
         ((), ["default"], ["images", "mail"]),

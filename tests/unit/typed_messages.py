@@ -1,4 +1,4 @@
-"""A program for type checkers: lines that end in `# wrong` must be refused, all others accepted."""
+"""A program for type checkers: lines that end in `# wrong` must be rejected, all others accepted."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ TASKS = (
         "            if True:\n",
         (
             seeds("85", "not at rest"),
-            tests("tests/unit/test_fleet.py::test_a_heartbeat_that_does_not_change_is_silence", "^E "),
+            tests("tests/unit/test_fleet.py::test_an_unchanged_heartbeat_counts_as_silence", "^E "),
         ),
     ),
     Mutation(
@@ -98,7 +98,11 @@ TASKS = (
         "orchestrator/domain/tasks/outcomes.py",
         "    charged = 1 if alone else 0\n",
         "    charged = 0\n",
-        (tests("tests/unit/test_retry_policy.py::test_solitary_losses_count_up_to_the_limit", "AssertionError"),),
+        (
+            tests(
+                "tests/unit/test_retry_policy.py::test_losses_of_a_task_alone_count_up_to_the_limit", "AssertionError"
+            ),
+        ),
     ),
     Mutation(
         "no-last-word-free",
@@ -247,8 +251,7 @@ TERMS = (
         "            if False:\n",
         (
             tests(
-                "tests/unit/test_kept_reports.py"
-                "::test_what_was_applied_is_sent_again_before_the_rest_when_commits_were_lost",
+                "tests/unit/test_kept_reports.py::test_applied_reports_are_sent_again_first_after_lost_commits",
                 "^E ",
             ),
         ),
