@@ -316,7 +316,8 @@ def test_a_version_keeps_the_failure_rule_of_its_publication(stage: Stage) -> No
         "nodes": {"charge": executor("bad"), "ship": executor("route", post={"output_key": "shipped"})},
         "edges": [{"from": "charge", "to": "ship"}],
     }
-    backend.publish("shop", app.flows.read(shop), rule="default")  # as the endpoints in ``orchestrator/api/routes/flow_seed.py`` do
+    # as the endpoints in `orchestrator/api/routes/flow_seed.py` do
+    backend.publish("shop", app.flows.read(shop), rule="default")
     assert (app.flows.publish("shop", shop), app.flows.publish("shop", shop)) == (2, 2)
     assert backend.publish("shop", app.flows.read(shop), 1).created is False
     ends = {version: app.flows["shop"].options(version=version).start() for version in (1, 2)}
