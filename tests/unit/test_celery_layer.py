@@ -281,8 +281,8 @@ def test_schedules_become_ours() -> None:
     periodic.declare(app)
     declared = app.orchestrator.schedules._declared
     assert dict(declared["a-b"].params) == {"x": 1, "y": 2}
-    assert declared["a-b"].times == {"cron": "0 3 * * *", "timezone": "Europe/Berlin"}
-    assert declared["added"].times == {"every": 5.0}
+    assert declared["a-b"].times == {"cron": "0 3 * * *", "overlap": "allow", "timezone": "Europe/Berlin"}
+    assert declared["added"].times == {"every": 5.0, "overlap": "allow"}
     assert dict(declared["added"].params) == {"x": 3, "y": {"__type__": "decimal", "__value__": "4.0"}}
     with pytest.raises(NotCovered, match="periodic chain"):
         app.add_periodic_task(5, add.s(1, 1) | add.s(1))

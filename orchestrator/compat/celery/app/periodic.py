@@ -76,7 +76,7 @@ def _declare(app: Any, name: str, entry: Entry) -> None:
     if options:
         native = native.options(**options)
     when = maybe_schedule(entry.schedule)
-    times: Any = when.times()
+    times: Any = {**when.times(), "overlap": "allow"}  # as in Celery, whose beat does not look at the last call
     if isinstance(when, crontab) and app.conf.timezone is not None:
         times["timezone"] = str(app.conf.timezone)
     message = {
