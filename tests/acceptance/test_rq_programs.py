@@ -183,7 +183,7 @@ def test_a_job_that_blocks_is_stopped_or_timed_out_and_its_callbacks_called(shop
 
     eventually(lambda: words(tmp_path) == ["stopped"], "the callback of the stop was called", 30)
     assert ended(slow).type is Result.Type.FAILED
-    eventually(lambda: words(late) == ["failure TaskTimeout"], "the callback of the failure was called", 30)
+    eventually(lambda: words(late) == ["failure JobTimeoutException"], "the callback of the failure was called", 30)
 
 
 def test_arguments_and_results_keep_the_types_that_pickles_keep(shop: Stack) -> None:

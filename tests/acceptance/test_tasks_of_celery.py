@@ -22,6 +22,7 @@ from orchestrator.compat.celery.exceptions import (
     EncodeError,
     NotCovered,
     Reject,
+    SoftTimeLimitExceeded,
     TaskRevokedError,
     TimeLimitExceeded,
     TimeoutError,
@@ -109,9 +110,10 @@ def rejects_and_requeues() -> None:
 
 def timeout() -> None:
     result = tasks.sleeping.delay(3)
-    with pytest.raises(TimeoutError):
-        result.get(timeout=0.5)
-    result.revoke(terminate=True)
+    for waiting in (result, group(tasks.sleeping.si(3), tasks.sleeping.si(3)).delay()):
+        with pytest.raises(TimeoutError):
+            waiting.get(timeout=0.5)
+        waiting.revoke(terminate=True)
 
 
 def expired() -> None:
@@ -524,6 +526,10 @@ def test_states_hooks_and_limits() -> None:
     assert get(tasks.soft_limited.delay()) == "cleaned up"
     with pytest.raises(TimeLimitExceeded):
         get(tasks.hard_limited.delay())
+    for_good = tasks.soft_limited_for_good.delay()
+    with pytest.raises(SoftTimeLimitExceeded):
+        get(for_good)
+    assert tasks.redis().get(f"soft-{for_good.id}") == "1"
     hooks = {
         "ok": ["before_start", "on_success ok", "after_return SUCCESS"],
         "fail": ["before_start", "on_failure ValueError('no') True", "after_return FAILURE"],
@@ -539,8 +545,8 @@ def test_states_hooks_and_limits() -> None:
             get(result)
         eventually(lambda: tasks.redis().lrange(f"hooks-{result.id}", 3, -1), "the last hook")  # noqa: B023
         failed, *rest = tasks.redis().lrange(f"hooks-{result.id}", 1, -1)
-        assert failed.startswith("on_failure TaskTimeout")
-        assert rest == ["task_failure TaskTimeout", "after_return FAILURE"]
+        assert failed.startswith("on_failure TimeLimitExceeded")
+        assert rest == ["task_failure TimeLimitExceeded", "after_return FAILURE"]
     with pytest.raises(RuntimeError, match="within a task"):
         get(tasks.waits_for_other.delay())
 

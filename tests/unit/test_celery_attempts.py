@@ -8,10 +8,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from orchestrator.compat.rq.exceptions import JobTimeoutException
 
-from orchestrator.compat.celery import Celery, Task, chain, composing, signals
+from orchestrator.compat.celery import Celery, Task, chain, composing, exceptions, signals
 from orchestrator.compat.celery.app import execution
 from orchestrator.compat.celery.exceptions import NotCovered, SoftTimeLimitExceeded, TimeLimitExceeded
+from orchestrator.compat.dramatiq.errors import TimeLimitExceeded as ActorStopped
 from orchestrator.domain.tasks.task import Dispatch, Failed, NewTask, Succeeded
 from orchestrator.errors import InvalidTask, TaskAborted
 from orchestrator.sdk.ids import new_id
@@ -138,6 +140,12 @@ def test_a_time_limit_has_words_in_hooks(app: Celery) -> None:
     assert str(TimeLimitExceeded()) == "ran longer than its timeout"
     assert str(SoftTimeLimitExceeded()) == "ran longer than its soft timeout"
     assert str(TimeLimitExceeded("other words")) == "other words"
+
+
+def test_exceptions_of_time_limits_are_no_errors_of_the_operating_system() -> None:
+    for cls in (TimeLimitExceeded, SoftTimeLimitExceeded, exceptions.TimeoutError, JobTimeoutException):
+        assert not issubclass(cls, OSError)
+    assert not issubclass(ActorStopped, Exception)  # nor in Dramatiq
 
 
 def test_a_task_sees_its_own_state_and_the_priority_of_its_route(app: Celery) -> None:

@@ -16,7 +16,7 @@ from orchestrator.compat.celery.request import ARGS, MARK, MESSAGE, current
 from orchestrator.compat.celery.tags import untagged
 from orchestrator.domain.states import RunState, ShownRunState, TaskState
 from orchestrator.errors import OrchestratorError, RunFailed, TaskCancelled, TaskFailed
-from orchestrator.sdk.names import module_name
+from orchestrator.sdk.names import module_name, type_name
 from orchestrator.sdk.tasks.composition_handle import CompositionHandle
 from orchestrator.sdk.values.payload import decode_call, decode_value
 
@@ -155,8 +155,12 @@ def arguments(detail: Any) -> tuple[list[Any] | None, dict[str, Any] | None]:
 
 
 _InMain = type("_InMain", (), {"__module__": "__main__"})
-_SCHEDULER_ERRORS = {"TaskExpired": exceptions.TaskRevokedError, "WorkerLost": exceptions.WorkerLostError}
-"""Celery's exceptions for errors that the scheduler reports."""
+_NATIVE_ERRORS = {
+    "TaskExpired": exceptions.TaskRevokedError,
+    "WorkerLost": exceptions.WorkerLostError,
+    **{type_name(native): celerys for native, celerys in exceptions.INTERRUPTIONS.items()},
+}
+"""Celery's exceptions for errors that the scheduler and workers report."""
 
 
 def revoked(why: str) -> BaseException:
@@ -239,7 +243,7 @@ def rebuilt(kind: str, message: str, data: Mapping[str, Any] | None, traceback: 
 
 def named(kind: str, args: Sequence[Any], message: str = "") -> BaseException:
     """Return an exception of the class of this name, if a loaded module has it; otherwise of a new class."""
-    cls = _SCHEDULER_ERRORS.get(kind) or _loaded_class(kind) or _new_class(kind)
+    cls = _NATIVE_ERRORS.get(kind) or _loaded_class(kind) or _new_class(kind)
     if not issubclass(cls, Exception):  # e.g. SystemExit, which must not end the process that reads the result
         return exceptions.WorkerLostError(f"Worker exited prematurely: {kind}({message})")
     for arguments in (tuple(args), (message,) if message else ()):

@@ -9,6 +9,10 @@ class DramatiqError(Exception):
     """Base of Dramatiq's errors."""
 
 
+class TimeLimitExceeded(BaseException):
+    """Raised in an actor at its time limit. As in Dramatiq, `except Exception` does not catch it."""
+
+
 class ResultError(DramatiqError):
     """A message has no result."""
 

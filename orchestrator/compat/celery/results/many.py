@@ -10,7 +10,7 @@ from uuid import UUID
 
 from orchestrator.compat.celery import outcomes
 from orchestrator.compat.celery.app.current import app_or_default
-from orchestrator.compat.celery.exceptions import NotCovered, Refused
+from orchestrator.compat.celery.exceptions import NotCovered, Refused, TimeoutError
 from orchestrator.compat.celery.request import MARK
 from orchestrator.compat.celery.results.single import (
     AsyncResult,
@@ -23,7 +23,7 @@ from orchestrator.compat.celery.tags import untagged
 from orchestrator.compat.celery.utils import to_id, uuid
 from orchestrator.domain.dag.composed import RESULT, child_id
 from orchestrator.domain.ids import derived_id
-from orchestrator.errors import RunFailed
+from orchestrator.errors import ResultTimeout, RunFailed
 from orchestrator.sdk.tasks.composition_handle import CompositionHandle
 from orchestrator.sdk.tasks.compositions import Call, Chain, Composition, Group
 from orchestrator.sdk.tasks.handle import Handle
@@ -114,6 +114,8 @@ class ResultSet(ResultBase):
         assert self._run is not None
         try:
             values: list[Any] = untagged(self._run.result(timeout))
+        except ResultTimeout as error:
+            raise TimeoutError(str(error)) from None
         except RunFailed as error:
             raise outcomes.of_end(self.app, error, self._run) from None
         if len(self.results) != len(values):  # the results were restored before the scheduler had created the tasks
