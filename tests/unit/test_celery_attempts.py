@@ -8,12 +8,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from orchestrator.compat.rq.exceptions import JobTimeoutException
 
 from orchestrator.compat.celery import Celery, Task, chain, composing, exceptions, signals
 from orchestrator.compat.celery.app import execution
 from orchestrator.compat.celery.exceptions import NotCovered, SoftTimeLimitExceeded, TimeLimitExceeded
 from orchestrator.compat.dramatiq.errors import TimeLimitExceeded as ActorStopped
+from orchestrator.compat.rq.exceptions import JobTimeoutException
 from orchestrator.domain.tasks.task import Dispatch, Failed, NewTask, Succeeded
 from orchestrator.errors import InvalidTask, TaskAborted
 from orchestrator.sdk.ids import new_id
