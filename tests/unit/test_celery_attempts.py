@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from orchestrator.compat.celery import Celery, Task, chain, composing, exceptions, signals
+from orchestrator.compat.celery import Celery, Task, chain, chord, composing, exceptions, group, signals
 from orchestrator.compat.celery.app import execution
 from orchestrator.compat.celery.exceptions import NotCovered, SoftTimeLimitExceeded, TimeLimitExceeded
 from orchestrator.compat.dramatiq.errors import TimeLimitExceeded as ActorStopped
@@ -134,6 +134,36 @@ def test_a_retry_is_published_too(app: Celery) -> None:
     task = app.task(name="unit.again", bind=True)(lambda self, x: self.retry(args=(x + 1,), countdown=0))
     attempted(task, 1)
     assert heard == ["publish unit.again (2,)"]
+
+
+def queues_of(app: Celery, sig: Any, **options: Any) -> list[str]:
+    """Return the queues of a composition's calls, in order, as its start sends them."""
+    part = composing.compose(app, composing._prepared(sig.clone(), (), {}, {**sig.options, **options}), ())
+    return [one.task._call_options.queue for one in part._calls()]
+
+
+def test_options_of_compositions_are_those_of_their_parts(app: Celery) -> None:
+    task: Any = app.task(name="unit.part")(lambda x=0: x)
+    one = task.s()
+    assert queues_of(app, chord([one, one], one), queue="slow") == ["slow"] * 3
+    assert queues_of(app, chord([one, one], one, queue="slow")) == ["slow"] * 3
+    assert queues_of(app, chord(group([one, one], queue="slow"), one)) == ["slow", "slow", "default"]
+    assert queues_of(app, chord([one, one | one], one | one), queue="slow") == ["slow", "slow", "default", "slow", "default"]
+    assert queues_of(app, chord([one.set(queue="own")], one), queue="slow") == ["slow", "slow"]
+    one = task.s()
+    assert queues_of(app, one | chord([one, one], one, queue="slow")) == ["default", "slow", "slow", "slow"]
+    assert queues_of(app, one | group([one, group([one], queue="slow")])) == ["default", "default", "slow"]
+    assert queues_of(app, group([task.map([1, 2])]), queue="slow") == ["slow"]
+
+
+def test_the_countdown_of_a_chords_start_is_for_its_body(app: Celery) -> None:
+    task: Any = app.task(name="unit.part")(lambda x=0: x)
+    for sig, options, delays in (
+        (chord([task.s()], task.s()), {"countdown": 5}, [0, 5]),
+        (chord([task.s()], task.s(), countdown=5), {}, [5, 5]),
+    ):
+        part = composing.compose(app, composing._prepared(sig.clone(), (), {}, {**sig.options, **options}), ())
+        assert [call.task._call_options.delay or 0 for call in part._calls()] == delays
 
 
 def test_a_time_limit_has_words_in_hooks(app: Celery) -> None:
