@@ -148,7 +148,13 @@ def test_options_of_compositions_are_those_of_their_parts(app: Celery) -> None:
     assert queues_of(app, chord([one, one], one), queue="slow") == ["slow"] * 3
     assert queues_of(app, chord([one, one], one, queue="slow")) == ["slow"] * 3
     assert queues_of(app, chord(group([one, one], queue="slow"), one)) == ["slow", "slow", "default"]
-    assert queues_of(app, chord([one, one | one], one | one), queue="slow") == ["slow", "slow", "default", "slow", "default"]
+    assert queues_of(app, chord([one, one | one], one | one), queue="slow") == [
+        "slow",
+        "slow",
+        "default",
+        "slow",
+        "default",
+    ]
     assert queues_of(app, chord([one.set(queue="own")], one), queue="slow") == ["slow", "slow"]
     one = task.s()
     assert queues_of(app, one | chord([one, one], one, queue="slow")) == ["default", "slow", "slow", "slow"]
