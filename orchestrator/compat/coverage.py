@@ -76,7 +76,8 @@ _SOFT = "raised at the next Python instruction, never inside a blocking call: gi
 _DATA = "arguments and results are data; pickle is refused"
 _EVENTS = "no events are sent: use metrics, server-sent events of the HTTP API, middleware or the dashboard"
 _NO_JOIN = "a task cannot wait for another: link it, or use self.replace(…)"
-_OF_CALL = ["exchange", "expires", "headers", "link", "link_error", "priority", "queue", "routing_key", "soft_time_limit", "time_limit"]
+_OF_CALL = ["exchange", "expires", "headers", "link", "link_error", "priority", "queue", "routing_key"]
+_OF_CALL += ["soft_time_limit", "time_limit"]
 _RETRY = "refused, and so the task fails: a retry keeps the options of its call. Or enqueue the task again, and return"
 _RETENTION = "has no effect: the settings retention_success and retention_failed decide"
 

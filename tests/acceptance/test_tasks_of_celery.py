@@ -477,6 +477,31 @@ def test_receivers_see_every_call_before_it_is_stored() -> None:
     assert [sender for sender, *_ in seen[3:]] == ["canvas_tasks.identity", requested]
 
 
+def test_receivers_see_the_parts_of_a_composition_after_they_are_stored() -> None:
+    heard: list[tuple[str, Any, Any]] = []
+
+    def published(sender: str, headers: Any, body: Any, **_: Any) -> None:
+        heard.append((sender, headers["id"], body[0]))
+
+    signals.after_task_publish.connect(published)
+    try:
+        both = group(add.s(1, 1), add.s(2, 2)).delay()
+        assert heard == [("canvas_tasks.add", both[0].id, (1, 1)), ("canvas_tasks.add", both[1].id, (2, 2))]
+        heard.clear()
+        last = chord([add.s(1, 1), tsum.s([Decimal(3)])], tsum.s()).delay()
+        assert [(id, args) for _, id, args in heard][:2] == [
+            (last.parent[0].id, (1, 1)),
+            (last.parent[1].id, ([Decimal(3)],)),
+        ]
+        assert len(heard) == 3
+        heard.clear()
+        nested = group(chain(add.s(1, 1), add.s(1)), chain(add.s(2, 2), add.s(1))).delay()
+        assert [args for *_, args in heard] == [(1, 1), (1,), (2, 2), (1,)]
+    finally:
+        signals.after_task_publish.disconnect(published)
+    assert (get(both), get(last), get(nested)) == ([2, 4], Decimal(5), [3, 5])
+
+
 def test_a_request_has_the_times_of_its_call() -> None:
     when = datetime.now(UTC) - timedelta(seconds=1)
     eta, expires, limits = get(tasks.times.apply_async(eta=when, expires=60, time_limit=9, soft_time_limit=8))

@@ -9,9 +9,11 @@ from orchestrator.compat.celery import signals, states
 from orchestrator.compat.celery.app import calls
 from orchestrator.compat.celery.app.routes import Invocation
 from orchestrator.compat.celery.exceptions import EncodeError, NotCovered
-from orchestrator.compat.celery.results.many import GroupResult, of_run
+from orchestrator.compat.celery.request import MESSAGE
+from orchestrator.compat.celery.results.many import GroupResult, ids_of_calls, of_run
 from orchestrator.compat.celery.results.single import EagerResult
 from orchestrator.compat.celery.signatures import maybe_signature
+from orchestrator.compat.celery.tags import untagged
 from orchestrator.compat.celery.utils import listed, uuid
 from orchestrator.errors import PayloadError
 from orchestrator.sdk.tasks.compositions import Call, Chain, Composition, Group
@@ -49,6 +51,11 @@ def start(sig: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Map
         run = composition.start(key=key, on_success=on_success)
     except PayloadError as error:
         raise EncodeError(str(error)) from error
+    if signals.after_task_publish.receivers:
+        for call, identifier in zip(composition._calls(), ids_of_calls(run, composition), strict=True):
+            kwargs = untagged(dict(call.kwargs))
+            message = kwargs.pop(MESSAGE, None) or {}
+            calls.announce_stored(app, call.task, untagged(call.args), kwargs, identifier, message)
     return of_run(app, run, composition, task_id)
 
 
