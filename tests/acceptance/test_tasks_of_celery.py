@@ -530,6 +530,51 @@ def test_parts_and_children_are_found() -> None:
     assert [value for _, value in parent.collect(timeout=30)] == [child.id, found]
 
 
+def test_a_part_that_is_revoked_before_it_exists_does_not_run() -> None:
+    key = str(uuid4())
+    last = chain(
+        tasks.progress.s(key), redis_echo.si("charge", key + "-ran"), redis_echo.si("receipt", key + "-ran")
+    ).delay()
+    eventually(lambda: last.parent.parent.state == "PROGRESS", "the first part runs")
+    last.parent.revoke()
+    tasks.redis().set(key, "go")
+    assert get(last.parent.parent) == {"current": 10, "total": 10}
+    for revoked in (last.parent, last):
+        with pytest.raises(TaskRevokedError):
+            get(revoked)
+        assert revoked.state == "REVOKED"
+    assert tasks.redis().lrange(key + "-ran", 0, -1) == []
+    revokes: list[Callable[[Any], Any]] = [lambda part: part.revoke(), lambda part: app.control.revoke(part.id)]
+    for revoke in revokes:
+        for parts in ([add.s(1, 1).set(countdown=60), add.s(2, 2)], [add.s(1, 1).set(countdown=60), identity.s(4)]):
+            both = group(parts).delay()
+            revoke(both[0])  # at once: its task may not have been created
+            with pytest.raises(TaskRevokedError):
+                get(both[0])
+            assert (get(both[1]), both[0].state) == (4, "REVOKED")
+
+
+def test_revoke_of_a_composition_lets_running_parts_end() -> None:
+    keys = [str(uuid4()) for _ in range(3)]
+    both = group(tasks.progress.s(keys[0]), tasks.progress.s(keys[1])).delay()
+    both_ended = [{"current": 10, "total": 10}] * 2
+    then = chain(tasks.progress.s(keys[2]), redis_echo.si("later", keys[2] + "-ran")).apply_async(task_id=keys[2])
+    running = [*both, then.parent]
+    eventually(lambda: [part.state for part in running] == ["PROGRESS"] * 3, "they run")
+    both.revoke()
+    app.control.revoke(keys[2])
+    waiting = group(tasks.sleeping.si(60).set(countdown=60), tasks.sleeping.si(60)).delay()
+    eventually(lambda: waiting[0].state == "PENDING", "it is there")
+    waiting.revoke(terminate=True)
+    for key in keys:
+        tasks.redis().set(key, "go")
+    assert (get(both), get(then.parent)) == (both_ended, both_ended[0])
+    for revoked in (then, waiting):
+        with pytest.raises(TaskRevokedError):
+            get(revoked)
+    assert tasks.redis().lrange(keys[2] + "-ran", 0, -1) == []
+
+
 def test_a_chosen_id_is_kept_and_is_one_call() -> None:
     for chosen in (str(uuid4()), "report-5"):
         result = tasks.requested.apply_async((1,), {"a": 2}, task_id=chosen, headers={"x": [1]})

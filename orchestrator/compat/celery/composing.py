@@ -53,9 +53,9 @@ def start(sig: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Map
         raise EncodeError(str(error)) from error
     if signals.after_task_publish.receivers:
         for call, identifier in zip(composition._calls(), ids_of_calls(run, composition), strict=True):
-            kwargs = untagged(dict(call.kwargs))
-            message = kwargs.pop(MESSAGE, None) or {}
-            calls.announce_stored(app, call.task, untagged(call.args), kwargs, identifier, message)
+            own = untagged(dict(call.kwargs))
+            message = own.pop(MESSAGE, None) or {}
+            calls.announce_stored(app, call.task, untagged(call.args), own, identifier, message)
     return of_run(app, run, composition, task_id)
 
 

@@ -53,7 +53,8 @@ def find(result: Any) -> Outcome:
     try:
         result._find_run()
     except OrchestratorError as error:
-        return Outcome(state=states.FAILURE, result=of_end(app, error, result._enclosing_run))
+        exception = of_end(app, error, result._enclosing_run)
+        return Outcome(state=_state_of(exception), result=exception)
     return _of_run(result) if result._run is not None else NOTHING
 
 
@@ -72,10 +73,14 @@ def _of_run(result: Any) -> Outcome:
         return Outcome(state=state, result=untagged(run.result(timeout=5)))
     if state == states.FAILURE:
         error = of_run(result.app, run)
-        return Outcome(state=state, result=error, traceback=getattr(error, "celery_traceback", None))
+        return Outcome(state=_state_of(error), result=error, traceback=getattr(error, "celery_traceback", None))
     if state == states.REVOKED:
         return Outcome(state=state, result=revoked("revoked"))
     return Outcome(state=states.STARTED if status == RunState.RUNNING and _tracks(result.app) else state)
+
+
+def _state_of(error: BaseException) -> str:
+    return states.REVOKED if isinstance(error, exceptions.TaskRevokedError) else states.FAILURE
 
 
 def _tracks(app: Any, name: str = "") -> bool:
@@ -185,6 +190,8 @@ def of_end(app: Any, error: OrchestratorError, run: CompositionHandle[Any] | Non
 def of_run(app: Any, run: CompositionHandle[Any]) -> BaseException:
     """Return the exception of a run's first failed task; a ChordError if that is in a chord's header."""
     failure = _first_failure(app, run)
+    if failure is None and app.orchestrator._client.backend.runs.progress(run._id)[1].cancelled:
+        return revoked("revoked")
     if failure is None:
         return RunFailed(f"{run!r} failed.")
     step, identifier, error = failure
