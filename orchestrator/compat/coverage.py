@@ -76,6 +76,7 @@ _SOFT = "raised at the next Python instruction, never inside a blocking call: gi
 _DATA = "arguments and results are data; pickle is refused"
 _EVENTS = "no events are sent: use metrics, server-sent events of the HTTP API, middleware or the dashboard"
 _NO_JOIN = "a task cannot wait for another: link it, or use self.replace(…)"
+_OWN_APPLY = "not called for parts of a chain, group or chord: connect the signal before_task_publish"
 _OF_CALL = ["exchange", "expires", "headers", "link", "link_error", "priority", "queue", "routing_key"]
 _OF_CALL += ["soft_time_limit", "time_limit"]
 _RETRY = "refused, and so the task fails: a retry keeps the options of its call. Or enqueue the task again, and return"
@@ -168,6 +169,7 @@ CELERY = Library(
             graph="`orchestrator runs show ID` draws the graph of a run",
         ),
         **_changes(forget=f"forgets in this program; elsewhere it {_RETENTION}"),
+        "def apply_async(…)": Rule(Verdict.CHANGES, _OWN_APPLY),
         "get(on_message=…)": Rule(Verdict.STAYS, "look at .state and .info while you wait"),
         "get(disable_sync_subtasks=…)": Rule(Verdict.STAYS, _NO_JOIN),
         "get() in a task": Rule(Verdict.STAYS, f"refused, as in Celery: {_NO_JOIN}"),

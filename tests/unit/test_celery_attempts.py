@@ -136,6 +136,18 @@ def test_a_retry_is_published_too(app: Celery) -> None:
     assert heard == ["publish unit.again (2,)"]
 
 
+def test_a_part_whose_class_has_its_own_apply_async_is_named_in_a_warning(app: Celery) -> None:
+    class OfTenant(Task):
+        abstract = True
+
+        def apply_async(self, *args: Any, **options: Any) -> Any:
+            return super().apply_async(*args, **options)
+
+    task: Any = app.task(name="unit.of_tenant", base=OfTenant)(lambda: None)
+    with pytest.warns(UserWarning, match=r"unit\.of_tenant: its own apply_async is not called"):
+        composing.compose(app, chain(task.si(), task.si()), ())
+
+
 def queues_of(app: Celery, sig: Any, **options: Any) -> list[str]:
     """Return the queues of a composition's calls, in order, as its start sends them."""
     part = composing.compose(app, composing._prepared(sig.clone(), (), {}, {**sig.options, **options}), ())

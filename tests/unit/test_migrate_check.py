@@ -92,6 +92,17 @@ def test_calls_of_tasks_are_found_where_the_library_is_not_imported(tmp_path: Pa
     ]
 
 
+def test_a_task_class_with_its_own_apply_async_changes(tmp_path: Path) -> None:
+    tenants = """
+        from celery import Task
+
+        class OfTenant(Task):
+            def apply_async(self, args=None, kwargs=None, **options):
+                return super().apply_async(args, kwargs, **options)
+    """
+    assert ("tasks.py:4", "def apply_async(…)", "changes") in found(project(tmp_path, tasks=tenants))
+
+
 def test_options_that_a_retry_refuses_stay(tmp_path: Path) -> None:
     retrying = """
         from celery import shared_task

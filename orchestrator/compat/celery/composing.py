@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -189,6 +190,12 @@ def _call(app: Any, sig: Any, links: Sequence[Any], errors: Sequence[Any]) -> Pa
         options.pop(key, None)
     task = app.tasks.get(name)
     native = app._by_name(name) if task is None else task._registered()
+    if task is not None and task.has_own_apply_async:
+        warnings.warn(
+            f"Task {name}: its own apply_async is not called for parts of chains, groups and chords, which the leader "
+            f"starts. To set headers of every call, connect the signal before_task_publish.",
+            stacklevel=2,
+        )
     message = calls.message_of(list(links), _distinct(errors), options)
     native_options = calls.native_options(Invocation(app, name, args, kwargs, options, task))
     calls.keep_priority(app, native_options, message)
