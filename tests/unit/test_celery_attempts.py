@@ -12,6 +12,7 @@ import pytest
 from orchestrator.compat.celery import Celery, Task, chain, chord, composing, exceptions, group, signals
 from orchestrator.compat.celery.app import execution
 from orchestrator.compat.celery.exceptions import NotCovered, SoftTimeLimitExceeded, TimeLimitExceeded
+from orchestrator.compat.celery.request import MESSAGE
 from orchestrator.compat.dramatiq.errors import TimeLimitExceeded as ActorStopped
 from orchestrator.compat.rq.exceptions import JobTimeoutException
 from orchestrator.domain.tasks.task import Dispatch, Failed, NewTask, Succeeded
@@ -127,6 +128,17 @@ def test_a_task_that_is_revoked_in_a_blocking_call_is_told_once(app: Celery) -> 
 
     assert isinstance(attempted(task), Failed)
     assert heard == ["task_revoked unit.blocked"]
+
+
+def test_a_retry_does_not_start_after_the_calls_expires(app: Celery) -> None:
+    listen(signals.task_revoked)
+    ran: list[int] = []
+    task = app.task(name="unit.expiring")(lambda: ran.append(1))
+    for expires, times in (("2000-01-01T00:00:00+00:00", 0), ("2100-01-01T00:00:00+00:00", 1)):
+        report = attempted(task, **{MESSAGE: {"expires": expires, "retries": 1}})
+        assert (isinstance(report, Succeeded), len(ran)) == (bool(times), times)
+        assert times or report.error.kind.endswith("TaskRevokedError")
+    assert heard == ["task_revoked unit.expiring", "on_success None", "after_return SUCCESS"]
 
 
 def test_a_retry_is_published_too(app: Celery) -> None:

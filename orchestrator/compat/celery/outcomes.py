@@ -21,7 +21,6 @@ from orchestrator.sdk.tasks.composition_handle import CompositionHandle
 from orchestrator.sdk.values.payload import decode_call, decode_value
 
 _RUNS = {RunState.SUCCESS: states.SUCCESS, RunState.FAILED: states.FAILURE, RunState.CANCELLED: states.REVOKED}
-_EXPIRED = "TaskExpired"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +107,7 @@ def of_task(app: Any, detail: Any) -> Outcome:
             state, value = of_mark(error.data)
             return Outcome(state=state, result=value, **common)
         exception = rebuilt(error.kind, error.message, error.data, error.traceback)
-        state = states.REVOKED if error.kind == _EXPIRED else states.FAILURE
-        return Outcome(state=state, result=exception, traceback=error.traceback or None, **common)
+        return Outcome(state=_state_of(exception), result=exception, traceback=error.traceback or None, **common)
     return _of_open_task(app, detail, common)
 
 

@@ -22,6 +22,7 @@ from orchestrator.compat.celery.exceptions import (
     Reject,
     Replaced,
     Retry,
+    TaskRevokedError,
     TimeLimitExceeded,
 )
 from orchestrator.compat.celery.request import ARGS, MARK, MESSAGE, Attempt, Context, hostname
@@ -63,6 +64,9 @@ def run_in_worker(task: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     try:
         if "replaced" in request._details:
             return tagged(awaited(task, runtime.context()))
+        if request.retries and request.expires and aware_datetime(request.expires) <= datetime.now(UTC):
+            signals.task_revoked.send(task, request=request, terminated=False, signum=None, expired=True)
+            raise TaskRevokedError("expired")  # the leader looks at `expires` before the first attempt only
         state, value = attempt(task, request)
         if state == states.SUCCESS:
             return tagged(value) if _stores_result(runtime) else None
