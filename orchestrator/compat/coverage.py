@@ -274,7 +274,8 @@ RQ = Library(
             set_status="use cancel() and requeue()",
             get_position="see `orchestrator queues`",
             perform="call the function",
-        )
+        ),
+        **_changes(delete="cancels an open job; an ended one stays"),
     },
     anywhere=frozenset(["enqueue", "enqueue_at", "enqueue_call", "enqueue_in"]),
 )

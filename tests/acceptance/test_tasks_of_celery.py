@@ -528,6 +528,9 @@ def test_parts_and_children_are_found() -> None:
     assert (found["parent_id"], found["root_id"]) == (parent.id, parent.id)
     assert [one.id for one in parent.children] == [child.id]
     assert [value for _, value in parent.collect(timeout=30)] == [child.id, found]
+    assert [value for _, value in (add.s(1, 2) | add.s(6)).delay().collect(timeout=30)] == [9]
+    [names] = app.control.inspect().registered().values()
+    assert all(name.startswith(("canvas_tasks.", "celery.")) for name in names), names
 
 
 def test_a_part_that_is_revoked_before_it_exists_does_not_run() -> None:

@@ -14,6 +14,7 @@ from orchestrator.compat.celery.exceptions import AttributeNotCovered, TaskError
 from orchestrator.compat.celery.utils import to_id
 from orchestrator.compat.coverage import CELERY, refused
 from orchestrator.domain.dag.composed import PREFIX
+from orchestrator.domain.fleet.announced import tasks_among
 from orchestrator.domain.ids import derived_id, is_derived, tree_of
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import NotFound, WrongState
@@ -230,7 +231,7 @@ class Inspect:
         """Return the names of the tasks that workers have registered."""
         tasks: defaultdict[str, set[str]] = defaultdict(set)
         for worker in self._workers():
-            tasks[_name(worker)].update(one for one in worker.names if "@" not in one)
+            tasks[_name(worker)].update(tasks_among(worker.names))
         return {name: [self._text(one, attributes) for one in sorted(names)] for name, names in tasks.items()} or None
 
     def _text(self, name: str, attributes: Sequence[str]) -> str:

@@ -224,7 +224,7 @@ def of_run(app: Any, run: CompositionHandle[Any], part: Composition[Any], task_i
         result.id, result._run = identifier, run
         return result
     composed = AsyncResult(identifier, app=app, parent=result.parent)
-    composed._run = run
+    composed._run, composed._handle = run, result._handle
     return composed
 
 

@@ -204,7 +204,7 @@ class AsyncResult(ResultBase):
     @property
     def children(self) -> list[Any] | None:
         try:
-            handles = (self._run or self._handle).children()
+            handles = self._handle.children()
         except NotFound:
             return None
         return [of_any(self.app, handle) for handle in handles] or None
