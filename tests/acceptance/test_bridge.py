@@ -172,7 +172,8 @@ def test_what_cannot_become_a_task_is_put_aside_and_given_back(shop: Shop) -> No
 
 def test_results_that_celery_cannot_store_keep_neither_the_bridge_nor_its_end(running: Shop) -> None:
     running.send("note", "odd")
-    message = json.loads(running.redis.rpop("celery"))
+    sent: Any = running.redis.rpop("celery")
+    message = json.loads(sent)
     odd: list[dict[str, Any]] = [{"id": None}, {"id": 7}, {"id": "\ud800"}]
     for headers in odd:
         running.redis.lpush("celery", json.dumps({**message, "headers": {**message["headers"], **headers}}))
