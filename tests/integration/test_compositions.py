@@ -337,7 +337,7 @@ def test_a_run_that_is_withheld_lets_running_tasks_end_and_starts_no_others(task
 
 def test_a_step_that_is_withheld_is_so_for_later_leaders_and_before_its_run_begins(tasks: Tasks) -> None:
     withhold = tasks.app._client.backend.runs.withhold
-    run = chain(tasks.double.s(1), tasks.length.s(), tasks.total.s()).start()
+    run = chain(tasks.double.s(1), tasks.double.s(), tasks.double.s()).start()
     definition = run._definition()
     assert definition is not None
     withhold(run._id, definition.steps[1].name)
@@ -348,6 +348,9 @@ def test_a_step_that_is_withheld_is_so_for_later_leaders_and_before_its_run_begi
     assert tasks.calls == [("shop.double", [1])]
     assert run.status() == "failed"
     assert tasks.system.count("inbox") == 0
+    run.retry()
+    tasks.until_ended(run)
+    assert [name for name, _ in tasks.calls] == ["shop.double"] * 3
 
 
 def test_a_part_that_was_cancelled_as_it_ran_was_run(tasks: Tasks) -> None:
