@@ -286,6 +286,9 @@ class TaskAborted(OrchestratorError):
 class RetryLater(OrchestratorError):
     """Raise this in a task to run it again after `seconds`. It does not count as a failure."""
 
+    _is_failure = False
+    """Whether it counts as a failure all the same: set by a subclass."""
+
     def __init__(self, seconds: float, reason: str = "") -> None:
         if not isinstance(seconds, (Real, Decimal)) or not 0 <= seconds <= 1e9:
             raise ValueError(f"RetryLater: expected the seconds to wait, from 0 to 1e9, found {seconds!r}")

@@ -76,6 +76,10 @@ _SOFT = "raised at the next Python instruction, never inside a blocking call: gi
 _DATA = "arguments and results are data; pickle is refused"
 _EVENTS = "no events are sent: use metrics, server-sent events of the HTTP API, middleware or the dashboard"
 _NO_JOIN = "a task cannot wait for another: link it, or use self.replace(…)"
+_OWN_APPLY = "not called for parts of a chain, group or chord: connect the signal before_task_publish"
+_OF_CALL = ["exchange", "expires", "headers", "link", "link_error", "priority", "queue", "routing_key"]
+_OF_CALL += ["soft_time_limit", "time_limit"]
+_RETRY = "refused, and so the task fails: a retry keeps the options of its call. Or enqueue the task again, and return"
 _RETENTION = "has no effect: the settings retention_success and retention_failed decide"
 
 _TASK_OPTIONS = {
@@ -165,9 +169,11 @@ CELERY = Library(
             graph="`orchestrator runs show ID` draws the graph of a run",
         ),
         **_changes(forget=f"forgets in this program; elsewhere it {_RETENTION}"),
+        "def apply_async(…)": Rule(Verdict.CHANGES, _OWN_APPLY),
         "get(on_message=…)": Rule(Verdict.STAYS, "look at .state and .info while you wait"),
         "get(disable_sync_subtasks=…)": Rule(Verdict.STAYS, _NO_JOIN),
         "get() in a task": Rule(Verdict.STAYS, f"refused, as in Celery: {_NO_JOIN}"),
+        **dict.fromkeys((f"retry({option}=…)" for option in _OF_CALL), Rule(Verdict.STAYS, _RETRY)),
         "update_state(task_id=…)": Rule(Verdict.STAYS, "a task sets its own state only"),
     },
     anywhere=frozenset(["apply_async", "delay", "send_task"]),
@@ -268,7 +274,8 @@ RQ = Library(
             set_status="use cancel() and requeue()",
             get_position="see `orchestrator queues`",
             perform="call the function",
-        )
+        ),
+        **_changes(delete="cancels an open job; an ended one stays"),
     },
     anywhere=frozenset(["enqueue", "enqueue_at", "enqueue_call", "enqueue_in"]),
 )
@@ -299,7 +306,7 @@ DRAMATIQ = Library(
     },
     names={
         "dramatiq": {
-            **_moving("Actor Message actor group pipeline"),
+            **_moving("Actor DramatiqError Message Retry actor group pipeline"),
             **_stays(
                 Broker=_DRAMATIQ_BROKER,
                 GenericActor="write an actor as a function",

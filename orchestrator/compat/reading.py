@@ -210,8 +210,11 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        """Count decorators without arguments as uses."""
+        """Count decorators without arguments as uses, and methods that behave differently."""
         outer = self._in_task
+        for library in self._file_libraries.values():
+            if (rule := library.attributes.get(what := f"def {node.name}(…)")) is not None:
+                self._add(node, library, what, rule)
         for decorator in node.decorator_list:
             function = decorator.func if isinstance(decorator, ast.Call) else decorator
             name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")

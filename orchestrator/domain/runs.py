@@ -129,6 +129,8 @@ class RunChanges(msgspec.Struct, array_like=True):
     """The run is a flow, and the facts are for its planner."""
     last_seen: int | None = None
     """The number of the last event that the code saw before it ended, if later events exist."""
+    withheld: list[str] = []
+    """Steps that must not start."""
 
     def count_end(self, state: str) -> None:
         """Count an ended task or child run."""
@@ -160,7 +162,7 @@ class RunChanges(msgspec.Struct, array_like=True):
     @property
     def is_for_plan(self) -> bool:
         """Whether the run's plan, if it has one, must be notified."""
-        return bool(self.ended) or self.of_flow or self.is_for_all_steps
+        return bool(self.ended or self.withheld) or self.of_flow or self.is_for_all_steps
 
     @property
     def is_for_all_steps(self) -> bool:

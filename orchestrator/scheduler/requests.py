@@ -111,6 +111,7 @@ class Requests:
             RequestKind.SIGNAL: lambda tx, items, _: signal(tx, items),
             RequestKind.TERMINATE: lambda tx, items, _: self.cancels.mark(tx, _targets(items), code=True),
             RequestKind.UPDATE: lambda tx, items, _: update(tx, items),
+            RequestKind.WITHHOLD_RUN: self._withhold,
             RequestKind.WITHDRAW_TASK: lambda tx, items, _: cancel_tasks(
                 tx, cancels.unstarted(tx.connection, _targets(items)), _WITHDRAWN
             ),
@@ -119,6 +120,10 @@ class Requests:
     def _cancel_runs(self, tx: Transaction, items: list[Request], _: int) -> None:
         self.cancels.mark(tx, _targets(items))
         ask_to_cancel(tx, _targets(items), REQUESTED)
+
+    def _withhold(self, tx: Transaction, items: list[Request], limit: int) -> list[int]:
+        waiting = self.cancels.withhold(tx, [(item.target, item.body["step"]) for item in items], limit)
+        return [item.id for item in items if waiting is None or (item.body["step"] and item.target in waiting)]
 
     def _signal_flows(self, tx: Transaction, items: list[Request], _: int) -> None:
         """Deliver signals to flow runs, in order. Ended runs ignore them."""

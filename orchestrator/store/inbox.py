@@ -17,6 +17,8 @@ class RequestKind(StrEnum):
     WITHDRAW_TASK = "withdraw task"
     """Cancel a task that is not dispatched yet."""
     CANCEL_RUN = "cancel run"
+    WITHHOLD_RUN = "withhold run"
+    """Start no further tasks of a composition, or not those of the step in the body. Running tasks continue."""
     RETRY_TASK = "retry task"
     RETRY_RUN = "retry run"
     DELETE_RUN = "delete run"

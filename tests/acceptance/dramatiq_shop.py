@@ -39,6 +39,13 @@ def later(folder: str) -> str:
     return "now"
 
 
+@dramatiq.actor(max_retries=2, min_backoff=10, max_backoff=10)
+def never(folder: str, delay: float | None) -> None:
+    with Path(folder, "runs").open("a") as file:
+        file.write("x")
+    raise dramatiq.Retry("again", delay=delay)
+
+
 @dramatiq.actor
 def touch(path: str) -> None:
     Path(path).touch()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -167,6 +168,28 @@ def test_unusable_messages_are_set_aside_and_returned_unchanged(shop: Shop) -> N
     assert sorted(shop.redis.lrange("celery", 0, -1)) == sorted(before), "as they were"
     assert not shop.left()
     assert shop.stack.sql("SELECT status FROM orchestrator.ended_tasks") == [("cancelled",)] * 2
+
+
+def test_results_that_celery_cannot_store_keep_neither_the_bridge_nor_its_end(running: Shop) -> None:
+    running.send("note", "odd")
+    sent: Any = running.redis.rpop("celery")
+    message = json.loads(sent)
+    odd: list[dict[str, Any]] = [{"id": None}, {"id": 7}, {"id": "\ud800"}]
+    for headers in odd:
+        running.redis.lpush("celery", json.dumps({**message, "headers": {**message["headers"], **headers}}))
+    body = [["odd"], {}, {"callbacks": "zz", "errbacks": None, "chain": 5, "chord": None}]
+    encoded = base64.b64encode(json.dumps(body).encode()).decode()
+    running.redis.lpush("celery", json.dumps({**message, "body": encoded}))
+    last = running.send("note", "plain")
+    process = running.bridge()
+    assert last.get(timeout=WAIT) == "plain"
+    eventually(lambda: len(running.journal()) == 5, "all have run")
+    eventually(lambda: process.logged("bridge.result_refused", 4), "their results were refused")
+    process.stop()
+    assert "Waiting for the end" not in running.run("--back").stderr
+    found = json.loads(running.run("--dry-run", "--json").stdout)["queues"]["celery"]
+    assert (found["waiting"], found["open"], found["aside"]) == (0, 0, 0)
+    assert len(running.journal()) == 5
 
 
 def test_unstarted_tasks_return_to_celery_in_order(running: Shop) -> None:

@@ -27,7 +27,7 @@ registered: True
 again: welcome, ann, by mail SUCCESS
 by name: welcome, bob, by mail
 """,
-    "periodic": "ticked: [True, True, True] 0 None None\n",
+    "periodic": "ticked: [True, True, True, True] 0 None None\n",
 }
 IN_DJANGO = """\
 invoiced: 9.90

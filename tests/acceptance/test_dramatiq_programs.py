@@ -51,6 +51,13 @@ def test_failures_are_retried_and_raised_to_the_caller(tmp_path: Path) -> None:
     assert shop.later.send(str(tmp_path)).get_result(block=True, timeout=30_000) == "now"
 
 
+@pytest.mark.parametrize("delay", [10, None])
+def test_retries_that_an_actor_asks_for_are_counted(tmp_path: Path, delay: float | None) -> None:
+    with pytest.raises(ResultFailure, match="again"):
+        shop.never.send(str(tmp_path), delay).get_result(block=True, timeout=20_000)
+    assert (tmp_path / "runs").read_text() == "xxx"
+
+
 def test_a_result_that_is_not_ready_is_missing_or_times_out(tmp_path: Path) -> None:
     message = shop.hold.send(str(tmp_path))
     with pytest.raises(ResultMissing):

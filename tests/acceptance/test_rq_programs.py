@@ -183,7 +183,7 @@ def test_a_blocking_job_is_stopped_or_times_out_with_its_callbacks(shop: Stack, 
 
     eventually(lambda: words(tmp_path) == ["stopped"], "the callback of the stop was called", 30)
     assert ended(slow).type is Result.Type.FAILED
-    eventually(lambda: words(late) == ["failure TaskTimeout"], "the callback of the failure was called", 30)
+    eventually(lambda: words(late) == ["failure JobTimeoutException"], "the callback of the failure was called", 30)
 
 
 def test_arguments_and_results_keep_the_types_that_pickle_keeps(shop: Stack) -> None:

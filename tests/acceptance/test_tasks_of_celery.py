@@ -22,6 +22,7 @@ from orchestrator.compat.celery.exceptions import (
     EncodeError,
     NotCovered,
     Reject,
+    SoftTimeLimitExceeded,
     TaskRevokedError,
     TimeLimitExceeded,
     TimeoutError,
@@ -109,9 +110,10 @@ def rejects_and_requeues() -> None:
 
 def timeout() -> None:
     result = tasks.sleeping.delay(3)
-    with pytest.raises(TimeoutError):
-        result.get(timeout=0.5)
-    result.revoke(terminate=True)
+    for waiting in (result, group(tasks.sleeping.si(3), tasks.sleeping.si(3)).delay()):
+        with pytest.raises(TimeoutError):
+            waiting.get(timeout=0.5)
+        waiting.revoke(terminate=True)
 
 
 def expired() -> None:
@@ -475,6 +477,31 @@ def test_publish_receivers_see_and_change_each_call() -> None:
     assert [sender for sender, *_ in seen[3:]] == ["canvas_tasks.identity", requested]
 
 
+def test_receivers_see_the_parts_of_a_composition_after_they_are_stored() -> None:
+    heard: list[tuple[str, Any, Any]] = []
+
+    def published(sender: str, headers: Any, body: Any, **_: Any) -> None:
+        heard.append((sender, headers["id"], body[0]))
+
+    signals.after_task_publish.connect(published)
+    try:
+        both = group(add.s(1, 1), add.s(2, 2)).delay()
+        assert heard == [("canvas_tasks.add", both[0].id, (1, 1)), ("canvas_tasks.add", both[1].id, (2, 2))]
+        heard.clear()
+        last = chord([add.s(1, 1), tsum.s([Decimal(3)])], tsum.s()).delay()
+        assert [(id, args) for _, id, args in heard][:2] == [
+            (last.parent[0].id, (1, 1)),
+            (last.parent[1].id, ([Decimal(3)],)),
+        ]
+        assert len(heard) == 3
+        heard.clear()
+        nested = group(chain(add.s(1, 1), add.s(1)), chain(add.s(2, 2), add.s(1))).delay()
+        assert [args for *_, args in heard] == [(1, 1), (1,), (2, 2), (1,)]
+    finally:
+        signals.after_task_publish.disconnect(published)
+    assert (get(both), get(last), get(nested)) == ([2, 4], Decimal(5), [3, 5])
+
+
 def test_a_request_has_the_times_and_limits_of_its_call() -> None:
     when = datetime.now(UTC) - timedelta(seconds=1)
     eta, expires, limits = get(tasks.times.apply_async(eta=when, expires=60, time_limit=9, soft_time_limit=8))
@@ -501,6 +528,54 @@ def test_parents_children_and_restored_groups_are_found() -> None:
     assert (found["parent_id"], found["root_id"]) == (parent.id, parent.id)
     assert [one.id for one in parent.children] == [child.id]
     assert [value for _, value in parent.collect(timeout=30)] == [child.id, found]
+    assert [value for _, value in (add.s(1, 2) | add.s(6)).delay().collect(timeout=30)] == [9]
+    [names] = app.control.inspect().registered().values()
+    assert all(name.startswith(("canvas_tasks.", "celery.")) for name in names), names
+
+
+def test_a_part_that_is_revoked_before_it_exists_does_not_run() -> None:
+    key = str(uuid4())
+    last = chain(
+        tasks.progress.s(key), redis_echo.si("charge", key + "-ran"), redis_echo.si("receipt", key + "-ran")
+    ).delay()
+    eventually(lambda: last.parent.parent.state == "PROGRESS", "the first part runs")
+    last.parent.revoke()
+    tasks.redis().set(key, "go")
+    assert get(last.parent.parent) == {"current": 10, "total": 10}
+    for revoked in (last.parent, last):
+        with pytest.raises(TaskRevokedError):
+            get(revoked)
+        assert revoked.state == "REVOKED"
+    assert tasks.redis().lrange(key + "-ran", 0, -1) == []
+    revokes: list[Callable[[Any], Any]] = [lambda part: part.revoke(), lambda part: app.control.revoke(part.id)]
+    for revoke in revokes:
+        for parts in ([add.s(1, 1).set(countdown=60), add.s(2, 2)], [add.s(1, 1).set(countdown=60), identity.s(4)]):
+            both = group(parts).delay()
+            revoke(both[0])  # at once: its task may not have been created
+            with pytest.raises(TaskRevokedError):
+                get(both[0])
+            assert (get(both[1]), both[0].state) == (4, "REVOKED")
+
+
+def test_revoke_of_a_composition_lets_running_parts_end() -> None:
+    keys = [str(uuid4()) for _ in range(3)]
+    both = group(tasks.progress.s(keys[0]), tasks.progress.s(keys[1])).delay()
+    both_ended = [{"current": 10, "total": 10}] * 2
+    then = chain(tasks.progress.s(keys[2]), redis_echo.si("later", keys[2] + "-ran")).apply_async(task_id=keys[2])
+    running = [*both, then.parent]
+    eventually(lambda: [part.state for part in running] == ["PROGRESS"] * 3, "they run")
+    both.revoke()
+    app.control.revoke(keys[2])
+    waiting = group(tasks.sleeping.si(60).set(countdown=60), tasks.sleeping.si(60)).delay()
+    eventually(lambda: waiting[0].state == "PENDING", "it is there")
+    waiting.revoke(terminate=True)
+    for key in keys:
+        tasks.redis().set(key, "go")
+    assert (get(both), get(then.parent)) == (both_ended, both_ended[0])
+    for revoked in (then, waiting):
+        with pytest.raises(TaskRevokedError):
+            get(revoked)
+    assert tasks.redis().lrange(keys[2] + "-ran", 0, -1) == []
 
 
 def test_a_chosen_id_is_kept_and_deduplicates_calls() -> None:
@@ -524,6 +599,10 @@ def test_custom_states_hooks_and_time_limits_work_as_in_celery() -> None:
     assert get(tasks.soft_limited.delay()) == "cleaned up"
     with pytest.raises(TimeLimitExceeded):
         get(tasks.hard_limited.delay())
+    for_good = tasks.soft_limited_for_good.delay()
+    with pytest.raises(SoftTimeLimitExceeded):
+        get(for_good)
+    assert tasks.redis().get(f"soft-{for_good.id}") == "1"
     hooks = {
         "ok": ["before_start", "on_success ok", "after_return SUCCESS"],
         "fail": ["before_start", "on_failure ValueError('no') True", "after_return FAILURE"],
@@ -539,8 +618,8 @@ def test_custom_states_hooks_and_time_limits_work_as_in_celery() -> None:
             get(result)
         eventually(lambda: tasks.redis().lrange(f"hooks-{result.id}", 3, -1), "the last hook")  # noqa: B023
         failed, *rest = tasks.redis().lrange(f"hooks-{result.id}", 1, -1)
-        assert failed.startswith("on_failure TaskTimeout")
-        assert rest == ["task_failure TaskTimeout", "after_return FAILURE"]
+        assert failed.startswith("on_failure TimeLimitExceeded")
+        assert rest == ["task_failure TimeLimitExceeded", "after_return FAILURE"]
     with pytest.raises(RuntimeError, match="within a task"):
         get(tasks.waits_for_other.delay())
 

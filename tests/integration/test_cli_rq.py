@@ -83,6 +83,16 @@ def test_an_import_may_rename_a_function(system: System, rq: Queue, run: Callabl
     assert run("--task", "twice").exit_code == 2
 
 
+def test_jobs_become_those_of_a_program_that_has_changed_its_imports(
+    system: System, rq: Queue, run: Callable[..., Result]
+) -> None:
+    rq.enqueue(double, 1)
+    rq.enqueue(fail, 2)
+    result = run("--app", "orchestrator.compat.rq:app", "--task", f"{DOUBLE}=sums:twice")
+    assert result.output == "2 jobs of queue old enqueued here.\n"
+    assert stored(system) == [("sums:twice", "default"), ("tests.integration.rq_jobs:fail", "default")]
+
+
 @pytest.mark.parametrize("place", ["after taking", "after enqueueing"])
 def test_a_crashed_import_is_finished_by_the_next_import(
     system: System, rq: Queue, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, place: str

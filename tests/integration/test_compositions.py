@@ -312,6 +312,47 @@ def test_a_cancelled_run_can_be_rerun_but_not_retried(tasks: Tasks) -> None:
     assert again.result() == 8
 
 
+def test_a_run_that_is_withheld_lets_running_tasks_end_and_starts_no_others(tasks: Tasks) -> None:
+    withhold = tasks.app._client.backend.runs.withhold
+    chained = chain(tasks.double.s(1), tasks.double.s(), tasks.double.s()).start()
+    nested = group(chain(tasks.double.s(n), tasks.double.s()) for n in range(2)).start()
+    both = group(tasks.double.s(5), tasks.double.s(6)).start()
+    tasks.system.pass_seconds(3)
+    taken = tasks.worker.take()
+    tasks.worker.start(*taken)
+    pending = group(chain(tasks.double.s(7), tasks.double.s()) for n in range(2)).start()
+    for run in (chained, nested, both, pending):
+        withhold(run._id, None)
+        withhold(run._id, None)
+    tasks.system.pass_seconds()
+    tasks.worker.report(*map(tasks.run, taken))
+    tasks.until_ended(chained, nested, both, pending)
+    assert len(tasks.calls) == 5
+    assert both.result() == [10, 12]
+    assert [run.status() for run in (chained, nested, pending)] == ["failed", "failed", "cancelled"]
+    withhold(both._id, None)
+    tasks.system.pass_seconds()
+    assert tasks.system.count("inbox") == 0
+
+
+def test_a_step_that_is_withheld_is_so_for_later_leaders_and_before_its_run_begins(tasks: Tasks) -> None:
+    withhold = tasks.app._client.backend.runs.withhold
+    run = chain(tasks.double.s(1), tasks.double.s(), tasks.double.s()).start()
+    definition = run._definition()
+    assert definition is not None
+    withhold(run._id, definition.steps[1].name)
+    withhold(run._id, "no such step")
+    tasks.system.pass_seconds(2)
+    tasks.system.scheduler.term.runs.forget([run._id])  # as in another leader, which reads the stored plan
+    tasks.until_ended(run)
+    assert tasks.calls == [("shop.double", [1])]
+    assert run.status() == "failed"
+    assert tasks.system.count("inbox") == 0
+    run.retry()
+    tasks.until_ended(run)
+    assert [name for name, _ in tasks.calls] == ["shop.double"] * 3
+
+
 def test_tasks_not_run_exclude_a_task_cancelled_while_running(tasks: Tasks) -> None:
     run = chain(tasks.double.s(1), tasks.total.s()).start()
     tasks.system.pass_seconds(2)

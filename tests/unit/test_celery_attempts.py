@@ -9,9 +9,12 @@ from uuid import UUID
 
 import pytest
 
-from orchestrator.compat.celery import Celery, Task, chain, composing, signals
+from orchestrator.compat.celery import Celery, Task, chain, chord, composing, exceptions, group, signals
 from orchestrator.compat.celery.app import execution
 from orchestrator.compat.celery.exceptions import NotCovered, SoftTimeLimitExceeded, TimeLimitExceeded
+from orchestrator.compat.celery.request import MESSAGE
+from orchestrator.compat.dramatiq.errors import TimeLimitExceeded as ActorStopped
+from orchestrator.compat.rq.exceptions import JobTimeoutException
 from orchestrator.domain.tasks.task import Dispatch, Failed, NewTask, Succeeded
 from orchestrator.errors import InvalidTask, TaskAborted
 from orchestrator.sdk.ids import new_id
@@ -127,6 +130,17 @@ def test_a_task_revoked_in_a_blocking_call_sends_one_signal(app: Celery) -> None
     assert heard == ["task_revoked unit.blocked"]
 
 
+def test_a_retry_does_not_start_after_the_calls_expires(app: Celery) -> None:
+    listen(signals.task_revoked)
+    calls: list[int] = []
+    task = app.task(name="unit.expiring")(lambda: calls.append(1))
+    for expires, times in (("2000-01-01T00:00:00+00:00", 0), ("2100-01-01T00:00:00+00:00", 1)):
+        report = ran(task, task._registered()._new((), {MESSAGE: {"expires": expires, "retries": 1}}))
+        assert (isinstance(report, Succeeded), len(calls)) == (bool(times), times)
+        assert times or report.error.kind.endswith("TaskRevokedError")
+    assert heard == ["task_revoked unit.expiring", "on_success None", "after_return SUCCESS"]
+
+
 def test_a_retry_sends_the_publish_signal(app: Celery) -> None:
     listen(signals.before_task_publish)
     task = app.task(name="unit.again", bind=True)(lambda self, x: self.retry(args=(x + 1,), countdown=0))
@@ -134,10 +148,64 @@ def test_a_retry_sends_the_publish_signal(app: Celery) -> None:
     assert heard == ["publish unit.again (2,)"]
 
 
+def test_a_part_whose_class_has_its_own_apply_async_is_named_in_a_warning(app: Celery) -> None:
+    class OfTenant(Task):
+        abstract = True
+
+        def apply_async(self, *args: Any, **options: Any) -> Any:
+            return super().apply_async(*args, **options)
+
+    task: Any = app.task(name="unit.of_tenant", base=OfTenant)(lambda: None)
+    with pytest.warns(UserWarning, match=r"unit\.of_tenant: its own apply_async is not called"):
+        composing.compose(app, chain(task.si(), task.si()), ())
+
+
+def queues_of(app: Celery, sig: Any, **options: Any) -> list[str]:
+    """Return the queues of a composition's calls, in order, as its start sends them."""
+    part = composing.compose(app, composing._prepared(sig.clone(), (), {}, {**sig.options, **options}), ())
+    return [one.task._call_options.queue for one in part._calls()]
+
+
+def test_options_of_compositions_are_those_of_their_parts(app: Celery) -> None:
+    task: Any = app.task(name="unit.part")(lambda x=0: x)
+    one = task.s()
+    assert queues_of(app, chord([one, one], one), queue="slow") == ["slow"] * 3
+    assert queues_of(app, chord([one, one], one, queue="slow")) == ["slow"] * 3
+    assert queues_of(app, chord(group([one, one], queue="slow"), one)) == ["slow", "slow", "default"]
+    assert queues_of(app, chord([one, one | one], one | one), queue="slow") == [
+        "slow",
+        "slow",
+        "default",
+        "slow",
+        "default",
+    ]
+    assert queues_of(app, chord([one.set(queue="own")], one), queue="slow") == ["slow", "slow"]
+    one = task.s()
+    assert queues_of(app, one | chord([one, one], one, queue="slow")) == ["default", "slow", "slow", "slow"]
+    assert queues_of(app, one | group([one, group([one], queue="slow")])) == ["default", "default", "slow"]
+    assert queues_of(app, group([task.map([1, 2])]), queue="slow") == ["slow"]
+
+
+def test_the_countdown_of_a_chords_start_is_for_its_body(app: Celery) -> None:
+    task: Any = app.task(name="unit.part")(lambda x=0: x)
+    for sig, options, delays in (
+        (chord([task.s()], task.s()), {"countdown": 5}, [0, 5]),
+        (chord([task.s()], task.s(), countdown=5), {}, [5, 5]),
+    ):
+        part = composing.compose(app, composing._prepared(sig.clone(), (), {}, {**sig.options, **options}), ())
+        assert [call.task._call_options.delay or 0 for call in part._calls()] == delays
+
+
 def test_time_limit_exceptions_have_a_message_in_hooks(app: Celery) -> None:
     assert str(TimeLimitExceeded()) == "ran longer than its timeout"
     assert str(SoftTimeLimitExceeded()) == "ran longer than its soft timeout"
     assert str(TimeLimitExceeded("other words")) == "other words"
+
+
+def test_exceptions_of_time_limits_are_no_errors_of_the_operating_system() -> None:
+    for cls in (TimeLimitExceeded, SoftTimeLimitExceeded, exceptions.TimeoutError, JobTimeoutException):
+        assert not issubclass(cls, OSError)
+    assert not issubclass(ActorStopped, Exception)  # nor in Dramatiq
 
 
 def test_a_task_sees_its_own_state_and_the_priority_of_its_route(app: Celery) -> None:

@@ -20,6 +20,7 @@ from orchestrator.cli import main
 from orchestrator.compat.celery import Celery, Task, chain, chord, group, outcomes, shared_task, signals, signature
 from orchestrator.compat.celery.app import calls, execution, periodic, registering, routes
 from orchestrator.compat.celery.exceptions import ImproperlyConfigured, NotCovered, NotRegistered, Retry
+from orchestrator.compat.celery.request import MESSAGE
 from orchestrator.compat.celery.schedules import crontab, schedule, solar
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import Dispatch, Succeeded
@@ -281,9 +282,15 @@ def test_schedules_become_native_schedules() -> None:
     periodic.declare(app)
     declared = app.orchestrator.schedules._declared
     assert dict(declared["a-b"].params) == {"x": 1, "y": 2}
-    assert declared["a-b"].times == {"cron": "0 3 * * *", "timezone": "Europe/Berlin"}
-    assert declared["added"].times == {"every": 5.0}
+    assert declared["a-b"].times == {"cron": "0 3 * * *", "overlap": "allow", "timezone": "Europe/Berlin"}
+    assert declared["added"].times == {"every": 5.0, "overlap": "allow"}
     assert dict(declared["added"].params) == {"x": 3, "y": {"__type__": "decimal", "__value__": "4.0"}}
+    with pytest.warns(UserWarning, match="every 0.5 s fires every second"):
+        assert schedule(0.5).times() == {"every": 1.0}
+    app.add_periodic_task(5, add.s(3, y=4), name="told", priority=3, time_limit=20, headers={"a": "b"})
+    periodic.declare(app)
+    told = app.orchestrator.schedules._declared["told"].params[MESSAGE]
+    assert told == {"headers": {"a": "b"}, "priority": 3, "timelimit": [20, None]}
     with pytest.raises(NotCovered, match="periodic chain"):
         app.add_periodic_task(5, add.s(1, 1) | add.s(1))
 

@@ -198,6 +198,17 @@ def test_stop_cancels_waiting_steps_and_uncreated_tasks() -> None:
     ]
 
 
+def test_a_step_that_is_withheld_before_it_starts_is_cancelled_and_what_follows_is_skipped() -> None:
+    plan = Plan(graph_of([[], [0], [1]], ["all_success"] * 3))
+    plan.begin()
+    plan.open_single(plan.next_candidate())  # type: ignore[arg-type]
+    plan.withhold(1)
+    plan.withhold(0)  # has started
+    assert [plan.step_state(index) for index in range(3)] == [StepState.OPEN, StepState.CANCELLED, StepState.SKIPPED]
+    plan.task_ended(0, StepState.SUCCESS)
+    assert (plan.next_candidate(), plan.delta.opened) == (None, 1)  # the end of the task is counted elsewhere
+
+
 def test_reopen_runs_failed_and_skipped_steps_again() -> None:
     graph = graph_of([[], [], [0, 1]], ["all_success"] * 3)
     plan = Plan(graph)

@@ -92,6 +92,31 @@ def test_calls_of_tasks_are_found_without_an_import_of_the_library(tmp_path: Pat
     ]
 
 
+def test_a_task_class_with_its_own_apply_async_changes(tmp_path: Path) -> None:
+    tenants = """
+        from celery import Task
+
+        class OfTenant(Task):
+            def apply_async(self, args=None, kwargs=None, **options):
+                return super().apply_async(args, kwargs, **options)
+    """
+    assert ("tasks.py:4", "def apply_async(…)", "changes") in found(project(tmp_path, tasks=tenants))
+
+
+def test_options_that_a_retry_refuses_stay(tmp_path: Path) -> None:
+    retrying = """
+        from celery import shared_task
+
+        @shared_task(bind=True)
+        def poll(self):
+            raise self.retry(queue="slow", priority=3, countdown=5)
+    """
+    assert [use for use in found(project(tmp_path, tasks=retrying)) if "retry" in use[1]] == [
+        ("tasks.py:5", "retry(queue=…)", "stays"),
+        ("tasks.py:5", "retry(priority=…)", "stays"),
+    ]
+
+
 def test_rq_and_dramatiq_are_recognized(tmp_path: Path) -> None:
     jobs = """
         from rq import Queue, Worker
@@ -101,12 +126,15 @@ def test_rq_and_dramatiq_are_recognized(tmp_path: Path) -> None:
         queue.enqueue(print, 1, result_ttl=5, pipeline=None)
     """
     project(
-        tmp_path, jobs=jobs, actors="import dramatiq\n\n@dramatiq.actor\ndef send(): ...\nsend.send_with_options()\n"
+        tmp_path,
+        jobs=jobs,
+        actors="import dramatiq\n\n@dramatiq.actor\ndef send(): raise dramatiq.Retry\nsend.send_with_options()\n",
     )
     assert found(tmp_path) == [
         ("actors.py:1", "import dramatiq", "moves"),
         ("actors.py:3", "@actor", "moves"),
         ("actors.py:3", "dramatiq.actor", "moves"),
+        ("actors.py:4", "dramatiq.Retry", "moves"),
         ("actors.py:5", "send_with_options(…)", "moves"),
         ("jobs.py:1", "rq.Queue", "moves"),
         ("jobs.py:1", "rq.Worker", "stays"),

@@ -141,7 +141,7 @@ class Failures:
             described = at_function(described, task.function)
         failed = self._as_failed(job, described, retryable=may_be_retried(job, error))
         if isinstance(error, RetryLater):
-            return msgspec.structs.replace(failed, delay=error.seconds, charged=False)
+            return msgspec.structs.replace(failed, delay=error.seconds, charged=error._is_failure)
         return failed
 
     def _as_failed(self, job: Job, described: TaskError, *, retryable: bool) -> Failed:

@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.domain.tasks.outcomes import AttemptReport
 from orchestrator.domain.tasks.task import Dispatch, KeyHolder, NewTask
 from orchestrator.environment import forbid_inspection, hide_environment
-from orchestrator.errors import SoftTimeout, Uncertain
+from orchestrator.errors import Uncertain
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import close_output, configure_logging
 from orchestrator.tracing.entry import begin_tracing, enter, leave
@@ -130,7 +130,9 @@ def _run(runner: Runner, job: Job) -> AttemptReport:
     timer.start()
     try:
         return runner.run(job)
-    except SoftTimeout as error:  # arrived when the code had just ended
+    except BaseException as error:
+        if job.interrupted_by is None:
+            raise  # otherwise the soft timeout arrived when the code had just ended
         return runner.failures.failure(job, error)
     finally:
         timer.cancel()

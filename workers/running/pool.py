@@ -12,8 +12,7 @@ import msgspec
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.tasks.outcomes import AttemptReport
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, Failed, Returned, Started
-from orchestrator.errors import SoftTimeout, TaskAborted, TaskTimeout
-from orchestrator.sdk.code.endings import EndTurn
+from orchestrator.errors import TaskAborted, TaskTimeout
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.executors.driving import Driver
 from orchestrator.workers.parent.held import HeldAttempts
@@ -40,7 +39,6 @@ _MAX_BATCH_DELAY = 0.005
 """Seconds that reports of short tasks are batched, while tasks run one after another."""
 _IDLE_INTERVAL = 1.0
 """Seconds between two beats of an idle process, which show the parent that its clock thread runs."""
-_INTERRUPTIONS = (SoftTimeout, TaskTimeout, TaskAborted, EndTurn)
 
 
 class Pool:
@@ -148,8 +146,10 @@ class Pool:
                 report = self._isolation.run(job, self._start_clock)
             else:
                 report = self._runner.run(job)
-        except _INTERRUPTIONS as reason:  # its child process was killed, or the code had just ended
-            job.uninterruptible()
+        except BaseException as reason:
+            if job.interrupted_by is None:
+                raise
+            job.uninterruptible()  # its child process was killed, or the code had just ended
             report = self._runner.failures.failure(job, reason.with_traceback(None))
         turn = None if job.dispatch.run_id is None or is_traced else self._follow(job, report)
         now = time.monotonic()

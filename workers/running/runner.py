@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from functools import partial
@@ -57,6 +57,11 @@ class _CurrentThread(threading.local):
     def __init__(self) -> None:
         self.interrupt = partial(DELIVERY.send, threading.get_ident())
 
+    def interrupt_as(self, task: Task[..., Any]) -> Callable[[type[BaseException]], object]:
+        """Return the callback that interrupts a task's code with the exceptions that the code expects."""
+        send, others = self.interrupt, task._interruptions
+        return send if others is None else lambda reason: send(others.get(reason, reason))
+
 
 _CURRENT_THREAD = _CurrentThread()
 
@@ -104,7 +109,7 @@ class Runner:
         if task._is_async:
             return self.run_on(asyncio.Runner(), job)
         try:
-            job.interruptible(_CURRENT_THREAD.interrupt)
+            job.interruptible(_CURRENT_THREAD.interrupt_as(task))
             arguments, keywords = self._arguments(task, job)
             enter_task(runtime := JobRuntime(job, self._outbox, self._database, self._results))
             if (hooks := self.client.middleware) is None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -102,15 +104,17 @@ def import_jobs(
     Example:
       orchestrator rq import --queue mail --dry-run
       orchestrator rq import --queue mail --task shop.mail.send=send_mail --app shop.tasks:app
+      orchestrator rq import --queue mail --app orchestrator.compat.rq:app
     """
     settings = load_settings(app=app)
     application = load_app(settings.app) if settings.app else Orchestrator(settings)
     with closing(application), _jobs(url, source, serializer) as jobs, _bar(source, len(jobs), as_json) as advance:
-        calls = Calls(application, task_names(names), target, is_checked=bool(settings.app))
+        of_rq = getattr(sys.modules.get("orchestrator.compat.rq"), "app", None) is application
+        calls = Calls(application, task_names(names), target, is_checked=bool(settings.app) and not of_rq)
         count: Counter[str] = Counter()
         refusals: dict[str, str] = {}
         for page in jobs.pages():
-            ready, refused = _prepare(calls, page)
+            ready, refused = _prepare(calls, page, of_rq=of_rq)
             refusals |= refused
             if dry_run:
                 count["would_move"] += len(ready)
@@ -132,8 +136,11 @@ def _move(application: Orchestrator, jobs: WaitingJobs, ready: Sequence[_Ready],
     count["begun_by_rq"] += len(ready) - len(taken)
 
 
-def _prepare(calls: Calls, jobs: Sequence[WaitingJob]) -> tuple[list[_Ready], dict[str, str]]:
-    """Return the jobs with their tasks, and the reasons why other jobs cannot become one."""
+def _prepare(calls: Calls, jobs: Sequence[WaitingJob], *, of_rq: bool) -> tuple[list[_Ready], dict[str, str]]:
+    """Return the jobs with their tasks, and the reasons why other jobs cannot become one.
+
+    `of_rq`: the tasks are for `orchestrator.compat.rq`, whose tasks are named `module:function`.
+    """
     ready: list[_Ready] = []
     refused: dict[str, str] = {}
     for job in jobs:
@@ -142,7 +149,10 @@ def _prepare(calls: Calls, jobs: Sequence[WaitingJob]) -> tuple[list[_Ready], di
                 refused[job.id] = job.refusal
             else:
                 once = {"idempotency_key": f"rq:{job.id}"}
-                ready.append((job, calls.task(Call(job.function, job.arguments, job.keywords, once))))
+                task = calls.task(Call(job.function, job.arguments, job.keywords, once))
+                if of_rq and ":" not in task.name:
+                    task = msgspec.structs.replace(task, name=":".join(task.name.rsplit(".", 1)))
+                ready.append((job, task))
         except OrchestratorError as error:
             refused[job.id] = str(error)
     return ready, refused

@@ -98,6 +98,7 @@ class Bridge:
         for transit in self._transits:
             transit.beat()
             transit.retake_aside()
+            transit.reopen_refused()
             self._follow_open(transit)
             while self._enqueue(transit, transit.name, transit.taken_by(transit.name, _BATCH)):
                 pass
@@ -344,7 +345,9 @@ class _Ends:
                 except NotYet:
                     postponed.add(ended.id)
                     continue
-                if follow_ups is not None:
+                if follow_ups is None:
+                    transit.refuse(id)
+                else:
                     followed[id] = follow_ups
             self._source.flush()
             for id, follow_ups in followed.items():

@@ -6,6 +6,7 @@ Keys, all below `orchestrator:bridge:<queue>`:
     taken:<bridge>   list: task id and message, for messages that this bridge is enqueueing
     open             hash: id of the message's task -> id of the task to follow, and the message
     aside            hash: the same for messages that cannot become tasks
+    refused          hash: the same for messages whose tasks have ended, and whose results Celery cannot store
     bridges          sorted set: bridges by the time at which they count as dead
 """
 
@@ -74,6 +75,15 @@ for place, id in ipairs(redis.call('HKEYS', KEYS[1])) do
 end
 redis.call('DEL', KEYS[1])
 """
+_MOVE = """
+for _, id in ipairs(#ARGV > 0 and ARGV or redis.call('HKEYS', KEYS[1])) do
+    local kept = redis.call('HGET', KEYS[1], id)
+    if kept then
+        redis.call('HSET', KEYS[2], id, kept)
+        redis.call('HDEL', KEYS[1], id)
+    end
+end
+"""
 
 
 class Taken(NamedTuple):
@@ -102,12 +112,13 @@ class Transit:
         """The lists of waiting messages, the most urgent first. A bridge of the previous release wrote to the first."""
         self.open = f"{base}:open"
         self.aside = f"{base}:aside"
+        self._refused = f"{base}:refused"
         self.name = uuid4().hex
         self._redis = redis
         self._base = base
         self._bridges = f"{base}:bridges"
-        scripts = (_TAKE, _CONFIRM, _GIVE, _SETTLE, _RETAKE)
-        self._take, self._confirm, self._give, self._settle, self._retake = map(redis.register_script, scripts)
+        scripts = [redis.register_script(script) for script in (_TAKE, _CONFIRM, _GIVE, _SETTLE, _RETAKE, _MOVE)]
+        self._take, self._confirm, self._give, self._settle, self._retake, self._move = scripts
 
     def _taken(self, bridge: str) -> str:
         return f"{self._base}:taken:{bridge}"
@@ -180,6 +191,14 @@ class Transit:
         if ids:
             self._redis.hdel(self.open, *ids)
 
+    def refuse(self, id: bytes) -> None:
+        """Put a message away whose result cannot be written, so that it is open no longer; its task has run."""
+        self._move([self.open, self._refused], [id])
+
+    def reopen_refused(self) -> None:
+        """Open messages again whose results could not be written: this bridge may be able to."""
+        self._move([self._refused, self.open], [])
+
     def follow_up(self, id: bytes, messages: Sequence[tuple[str, bytes]]) -> None:
         """Delete a message whose task has ended, and send its follow-up messages, once, whichever process is first."""
         self._settle([self.open, *(key for key, _ in messages)], [id, *(message for _, message in messages)])
@@ -206,6 +225,7 @@ class Transit:
             "taken": sum(int(self._redis.llen(self._taken(name.decode()))) for name in bridges),
             "open": int(self._redis.hlen(self.open)),
             "aside": int(self._redis.hlen(self.aside)),
+            "refused": int(self._redis.hlen(self._refused)),
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,9 +10,11 @@ from orchestrator.compat.celery import signals, states
 from orchestrator.compat.celery.app import calls
 from orchestrator.compat.celery.app.routes import Invocation
 from orchestrator.compat.celery.exceptions import EncodeError, NotCovered
-from orchestrator.compat.celery.results.many import GroupResult, of_run
+from orchestrator.compat.celery.request import MESSAGE
+from orchestrator.compat.celery.results.many import GroupResult, ids_of_calls, of_run
 from orchestrator.compat.celery.results.single import EagerResult
 from orchestrator.compat.celery.signatures import maybe_signature
+from orchestrator.compat.celery.tags import untagged
 from orchestrator.compat.celery.utils import listed, uuid
 from orchestrator.errors import PayloadError
 from orchestrator.sdk.tasks.compositions import Call, Chain, Composition, Group
@@ -49,12 +52,17 @@ def start(sig: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Map
         run = composition.start(key=key, on_success=on_success)
     except PayloadError as error:
         raise EncodeError(str(error)) from error
+    if signals.after_task_publish.receivers:
+        for call, identifier in zip(composition._calls(), ids_of_calls(run, composition), strict=True):
+            own = untagged(dict(call.kwargs))
+            message = own.pop(MESSAGE, None) or {}
+            calls.announce_stored(app, call.task, untagged(call.args), own, identifier, message)
     return of_run(app, run, composition, task_id)
 
 
 def _prepared(sig: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: dict[str, Any]) -> Any:
     """Return a composition with the arguments and options of its start merged in; None if it is empty."""
-    kind = sig.subtask_type
+    kind, own = sig.subtask_type, sig.options
     link, link_error = options.pop("link", None), options.pop("link_error", None)
     sig["options"] = {}
     if kind == "chunks":
@@ -69,7 +77,9 @@ def _prepared(sig: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options:
     if kind == "chord":
         if sig.body is None:
             raise TypeError("chord has no body: chord(header)(body)")
-        header = [_bind(part, args, kwargs, {}, None) for part in sig.tasks]
+        of_header = {name: value for name, value in options.items() if name not in _OF_BODY or name in own}
+        of_header = {**_options_of_parts(sig.kwargs["header"]), **of_header}
+        header = [_bind(part, args, kwargs, of_header, None) for part in sig.tasks]
         sig.tasks = header
         body = sig.body
         body.options.update(options)
@@ -86,18 +96,34 @@ def _prepared(sig: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options:
     return tasks[0] if len(tasks) == 1 and tasks[0].subtask_type is None else sig
 
 
+_OF_BODY = ("countdown", "interval", "max_retries")
+"""Options of a chord's start that its header does not get, as in Celery."""
+_OF_WHOLE = ("link", "link_error", "task_id")
+
+
+def _options_of_parts(sig: Any) -> dict[str, Any]:
+    """Return the options of a composition that Celery passes on to its parts."""
+    return {name: value for name, value in sig.options.items() if name not in _OF_WHOLE}
+
+
 def _bind(part: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], error: Any) -> Any:
-    """Return a part with the arguments prepended to its own, or to those of its first calls."""
-    part = part.clone()
-    if part.subtask_type in ("group", "chord"):
-        parts = [_bind(part, args, kwargs, options, error) for part in part.tasks]
-        part.tasks = parts
-    elif part.subtask_type == "chain" and part.tasks:
-        part.tasks = [_bind(part.tasks[0], args, kwargs, options, None), *part.tasks[1:]]
-        _link(part, None, error)
-    elif part.subtask_type is None:
+    """Return a part with the arguments prepended to its own, or to those of its first calls; and with the options."""
+    part = part.group() if part.subtask_type == "chunks" else part.clone()
+    if part.subtask_type not in ("chain", "group", "chord"):
         part = part.clone(args, kwargs, **options)
         _link(part, None, error)
+        return part
+    options = {**_options_of_parts(part), **options}
+    part["options"] = {name: value for name, value in part.options.items() if name in _OF_WHOLE}
+    if part.subtask_type == "chain":
+        part.tasks = [*(_bind(first, args, kwargs, options, None) for first in part.tasks[:1]), *part.tasks[1:]]
+        _link(part, None, error)
+        return part
+    if part.subtask_type == "chord":
+        part.body = _bind(part.body, (), {}, options, None)
+        options = {**_options_of_parts(part.kwargs["header"]), **options}
+    parts = [_bind(inner, args, kwargs, options, error) for inner in part.tasks]
+    part.tasks = parts
     return part
 
 
@@ -108,8 +134,9 @@ def _link(sig: Any, link: Any, link_error: Any) -> None:
 
 def compose(app: Any, sig: Any, errbacks: Sequence[Any]) -> Part:
     """Return a native composition. `errbacks` are the error callbacks of the enclosing parts."""
-    kind = sig.subtask_type
-    options = sig.options
+    if sig.subtask_type in ("chain", "group", "chord", "chunks") and _options_of_parts(sig):
+        sig = _bind(sig, (), {}, {}, None)
+    kind, options = sig.subtask_type, sig.options
     errors = [*errbacks, *listed(options.get("link_error"))]
     links = listed(options.get("link"))
     if kind == "chunks":
@@ -147,7 +174,7 @@ def _flat(tasks: Sequence[Any]) -> Iterator[Any]:
     for part in tasks:
         if part.subtask_type in ("group", "chunks"):
             errors = listed(part.options.get("link_error"))
-            for inner in _flat(part.tasks):
+            for inner in _flat(_bind(part, (), {}, {}, None).tasks):
                 copy = inner.clone()
                 _link(copy, None, errors)
                 yield copy
@@ -163,6 +190,12 @@ def _call(app: Any, sig: Any, links: Sequence[Any], errors: Sequence[Any]) -> Pa
         options.pop(key, None)
     task = app.tasks.get(name)
     native = app._by_name(name) if task is None else task._registered()
+    if task is not None and task.has_own_apply_async:
+        warnings.warn(
+            f"Task {name}: its own apply_async is not called for parts of chains, groups and chords, which the leader "
+            f"starts. To set headers of every call, connect the signal before_task_publish.",
+            stacklevel=2,
+        )
     message = calls.message_of(list(links), _distinct(errors), options)
     native_options = calls.native_options(Invocation(app, name, args, kwargs, options, task))
     calls.keep_priority(app, native_options, message)

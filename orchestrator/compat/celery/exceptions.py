@@ -1,4 +1,4 @@
-"""Celery's exceptions. Where a native exception means the same, it is exported under Celery's name."""
+"""Celery's exceptions, with Celery's base classes, which decide what `except` and `autoretry_for` catch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import numbers
 from datetime import datetime
 from typing import Any
 
-from orchestrator.errors import ConfigurationError, OrchestratorError, PayloadError, RetryLater
-from orchestrator.errors import ResultTimeout as TimeoutError  # Celery's name
-from orchestrator.errors import SoftTimeout as SoftTimeLimitExceeded
-from orchestrator.errors import TaskTimeout as TimeLimitExceeded
+from orchestrator.errors import (
+    ConfigurationError,
+    OrchestratorError,
+    PayloadError,
+    RetryLater,
+    SoftTimeout,
+    TaskTimeout,
+)
 
 __all__ = [
     "AlreadyRegistered",
@@ -38,6 +42,28 @@ __all__ = [
 
 class CeleryError(Exception):
     """Base of Celery's errors."""
+
+
+class TimeoutError(CeleryError):  # Celery's name
+    """A result was not available in time. Like the next two, no OSError, as the native exceptions are."""
+
+
+class TimeLimitExceeded(Exception):
+    """Raised in a task at its hard time limit."""
+
+    def __str__(self) -> str:
+        return super().__str__() or "ran longer than its timeout"  # raised in a thread, it has no message
+
+
+class SoftTimeLimitExceeded(Exception):
+    """Raised in a task at its soft time limit."""
+
+    def __str__(self) -> str:
+        return super().__str__() or "ran longer than its soft timeout"
+
+
+INTERRUPTIONS = {SoftTimeout: SoftTimeLimitExceeded, TaskTimeout: TimeLimitExceeded}
+"""What is raised in a task, by the native exception."""
 
 
 class ImproperlyConfigured(CeleryError, ConfigurationError):

@@ -16,12 +16,11 @@ from orchestrator.compat.celery.request import ARGS, MARK, MESSAGE, current
 from orchestrator.compat.celery.tags import untagged
 from orchestrator.domain.states import RunState, ShownRunState, TaskState
 from orchestrator.errors import OrchestratorError, RunFailed, TaskCancelled, TaskFailed
-from orchestrator.sdk.names import module_name
+from orchestrator.sdk.names import module_name, type_name
 from orchestrator.sdk.tasks.composition_handle import CompositionHandle
 from orchestrator.sdk.values.payload import decode_call, decode_value
 
 _RUNS = {RunState.SUCCESS: states.SUCCESS, RunState.FAILED: states.FAILURE, RunState.CANCELLED: states.REVOKED}
-_EXPIRED = "TaskExpired"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,8 @@ def find(result: Any) -> Outcome:
     try:
         result._find_run()
     except OrchestratorError as error:
-        return Outcome(state=states.FAILURE, result=of_end(app, error, result._enclosing_run))
+        exception = of_end(app, error, result._enclosing_run)
+        return Outcome(state=_state_of(exception), result=exception)
     return _of_run(result) if result._run is not None else NOTHING
 
 
@@ -72,10 +72,14 @@ def _of_run(result: Any) -> Outcome:
         return Outcome(state=state, result=untagged(run.result(timeout=5)))
     if state == states.FAILURE:
         error = of_run(result.app, run)
-        return Outcome(state=state, result=error, traceback=getattr(error, "celery_traceback", None))
+        return Outcome(state=_state_of(error), result=error, traceback=getattr(error, "celery_traceback", None))
     if state == states.REVOKED:
         return Outcome(state=state, result=revoked("revoked"))
     return Outcome(state=states.STARTED if status == RunState.RUNNING and _tracks(result.app) else state)
+
+
+def _state_of(error: BaseException) -> str:
+    return states.REVOKED if isinstance(error, exceptions.TaskRevokedError) else states.FAILURE
 
 
 def _tracks(app: Any, name: str = "") -> bool:
@@ -103,8 +107,7 @@ def of_task(app: Any, detail: Any) -> Outcome:
             state, value = of_mark(error.data)
             return Outcome(state=state, result=value, **common)
         exception = rebuilt(error.kind, error.message, error.data, error.traceback)
-        state = states.REVOKED if error.kind == _EXPIRED else states.FAILURE
-        return Outcome(state=state, result=exception, traceback=error.traceback or None, **common)
+        return Outcome(state=_state_of(exception), result=exception, traceback=error.traceback or None, **common)
     return _of_open_task(app, detail, common)
 
 
@@ -155,8 +158,12 @@ def arguments(detail: Any) -> tuple[list[Any] | None, dict[str, Any] | None]:
 
 
 _InMain = type("_InMain", (), {"__module__": "__main__"})
-_SCHEDULER_ERRORS = {"TaskExpired": exceptions.TaskRevokedError, "WorkerLost": exceptions.WorkerLostError}
-"""Celery's exceptions for errors that the scheduler reports."""
+_NATIVE_ERRORS = {
+    "TaskExpired": exceptions.TaskRevokedError,
+    "WorkerLost": exceptions.WorkerLostError,
+    **{type_name(native): celerys for native, celerys in exceptions.INTERRUPTIONS.items()},
+}
+"""Celery's exceptions for errors that the scheduler and workers report."""
 
 
 def revoked(why: str) -> BaseException:
@@ -181,6 +188,8 @@ def of_end(app: Any, error: OrchestratorError, run: CompositionHandle[Any] | Non
 def of_run(app: Any, run: CompositionHandle[Any]) -> BaseException:
     """Return the exception of a run's first failed task; a ChordError if that is in a chord's header."""
     failure = _first_failure(app, run)
+    if failure is None and app.orchestrator._client.backend.runs.progress(run._id)[1].cancelled:
+        return revoked("revoked")
     if failure is None:
         return RunFailed(f"{run!r} failed.")
     step, identifier, error = failure
@@ -239,7 +248,7 @@ def rebuilt(kind: str, message: str, data: Mapping[str, Any] | None, traceback: 
 
 def named(kind: str, args: Sequence[Any], message: str = "") -> BaseException:
     """Return an exception of the class of this name, if a loaded module has it; otherwise of a new class."""
-    cls = _SCHEDULER_ERRORS.get(kind) or _loaded_class(kind) or _new_class(kind)
+    cls = _NATIVE_ERRORS.get(kind) or _loaded_class(kind) or _new_class(kind)
     if not issubclass(cls, Exception):  # e.g. SystemExit, which must not end the process that reads the result
         return exceptions.WorkerLostError(f"Worker exited prematurely: {kind}({message})")
     for arguments in (tuple(args), (message,) if message else ()):

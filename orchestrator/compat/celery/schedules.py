@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
 from orchestrator.compat.celery.exceptions import NotCovered
 
+_SHORTEST = 1.0
+"""Seconds between two fires, at least."""
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 
 
@@ -36,7 +39,11 @@ class schedule(BaseSchedule):  # Celery's name
         return max(self.run_every.total_seconds(), 0.0)
 
     def times(self) -> dict[str, Any]:
-        return {"every": self.seconds}
+        if self.seconds < _SHORTEST:
+            warnings.warn(
+                f"A schedule every {self.seconds:g} s fires every second, the shortest interval.", stacklevel=2
+            )
+        return {"every": max(self.seconds, _SHORTEST)}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, schedule) and self.run_every == other.run_every

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.compat.coverage import DRAMATIQ, refused
-from orchestrator.compat.dramatiq.errors import DramatiqError, Retry
+from orchestrator.compat.dramatiq.errors import DramatiqError, Retry, TimeLimitExceeded
 from orchestrator.compat.dramatiq.messages import (
     DECLARED,
     DEFAULTS,
@@ -22,6 +22,7 @@ from orchestrator.compat.dramatiq.messages import (
     native_options,
     pipeline,
 )
+from orchestrator.errors import TaskTimeout
 from orchestrator.sdk.app import Orchestrator
 
 __all__ = ["Actor", "DramatiqError", "Message", "Retry", "actor", "app", "group", "pipeline"]
@@ -108,6 +109,7 @@ def _with_piped_result(fn: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return fn(*ordered(args, kwargs), **kwargs)
 
+    call._interruptions = {TaskTimeout: TimeLimitExceeded}  # type: ignore[attr-defined]
     return call
 
 

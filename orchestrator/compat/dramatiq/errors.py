@@ -9,6 +9,10 @@ class DramatiqError(Exception):
     """Base of Dramatiq's errors."""
 
 
+class TimeLimitExceeded(BaseException):
+    """Raised in an actor at its time limit. As in Dramatiq, `except Exception` does not catch it."""
+
+
 class ResultError(DramatiqError):
     """A message has no result."""
 
@@ -30,9 +34,13 @@ class ResultFailure(ResultError):
         self.orig_exc_msg = orig_exc_msg
 
 
-class Retry(RetryLater):
-    """Raised by an actor to run again after `delay` milliseconds, without counting as a retry."""
+class Retry(DramatiqError, RetryLater):
+    """Raised by an actor to be retried after `delay` milliseconds, or after those of its options. It counts."""
+
+    _is_failure = True
 
     def __init__(self, message: str = "", delay: float | None = None) -> None:
-        super().__init__((delay or 0) / 1_000)
+        super().__init__(max(0.0, (delay or 0) / 1_000), message)
         self.delay = delay
+        if delay is None:
+            self.seconds = None  # type: ignore[assignment]  # the retry policy decides, as after any failure

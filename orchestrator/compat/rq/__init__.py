@@ -10,10 +10,10 @@ from typing import Any
 
 from orchestrator.compat.coverage import RQ, refused
 from orchestrator.compat.rq.call import Callback, Repeat, Retry
+from orchestrator.compat.rq.exceptions import JobTimeoutException
 from orchestrator.compat.rq.job import Dependency, Job, Result, cancel_job, get_current_job, requeue_job
 from orchestrator.compat.rq.queue import Queue
 from orchestrator.compat.rq.values import app
-from orchestrator.errors import TaskTimeout
 
 __all__ = ["Callback", "Job", "Queue", "Repeat", "Retry", "app", "cancel_job", "get_current_job", "requeue_job"]
 
@@ -33,7 +33,7 @@ _SUBMODULES: dict[str, dict[str, Any]] = {
     "rq.dependency": {"Dependency": Dependency},
     "rq.repeat": {"Repeat": Repeat},
     "rq.results": {"Result": Result},
-    "rq.timeouts": {"JobTimeoutException": TaskTimeout},
+    "rq.timeouts": {"JobTimeoutException": JobTimeoutException},
 }
 """The names that RQ's submodules provide."""
 

@@ -21,5 +21,12 @@ class DuplicateJobError(Exception):
     """Another job has this id."""
 
 
+class JobTimeoutException(Exception):
+    """Raised in a job that runs longer than its timeout."""
+
+    def __str__(self) -> str:
+        return super().__str__() or "ran longer than its timeout"  # raised in a thread, it has no message
+
+
 class TimeoutFormatError(Exception):
     """The timeout is neither a number of seconds nor a text such as `1h`."""

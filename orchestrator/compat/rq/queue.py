@@ -29,7 +29,7 @@ from orchestrator.compat.rq.call import (
     store,
     waits_of,
 )
-from orchestrator.compat.rq.exceptions import InvalidJobDependency
+from orchestrator.compat.rq.exceptions import InvalidJobDependency, JobTimeoutException
 from orchestrator.compat.rq.job import Job, _current
 from orchestrator.compat.rq.values import RQApplication, app, tagged, untagged
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
@@ -253,6 +253,7 @@ def perform(function: Callable[..., Any], find: Find) -> Callable[..., Any]:
         _await_dependencies(job, context)
         return run_job(job, context, function, signature, find)
 
+    call._interruptions = {TaskTimeout: JobTimeoutException}  # type: ignore[attr-defined]
     return call
 
 
@@ -308,7 +309,8 @@ class _EndCallbacks(Middleware):
         if end.outcome == "cancelled" and job._info.stopped:
             _callback(find, job._info.stopped)(job, None)
         elif end.error is not None and end.error.kind == type_name(TaskTimeout) and job._info.failure:
-            _callback(find, job._info.failure)(job, None, TaskTimeout, TaskTimeout(end.error.message), None)
+            error = JobTimeoutException(end.error.message)
+            _callback(find, job._info.failure)(job, None, JobTimeoutException, error, None)
 
 
 def _callback(find: Find, name: str) -> Callable[..., Any]:

@@ -136,6 +136,12 @@ class Plan:
                 if fan.ended >= fan.total:
                     self._steps[index] = StepState.CANCELLED
 
+    def withhold(self, index: int) -> None:
+        """Cancel a step that has not started."""
+        if self._steps[index] == StepState.WAITING:
+            self.delta.end(StepState.CANCELLED)
+            self._end(index, StepState.CANCELLED)
+
     def reopen(self, revived: Iterable[tuple[int, StepState]]) -> None:
         """Reopen tasks that a user retries, and reconsider skipped steps below them.
 

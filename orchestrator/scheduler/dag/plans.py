@@ -226,6 +226,9 @@ def _apply_to_plan(run: DagRun, changes: RunChanges) -> None:
         plan.begin()
     for (step, state), number in changes.ended.items():
         plan.task_ended(index[step], STATE_OF_TASK[state], number)
+    for step in changes.withheld:
+        if step in index:
+            plan.withhold(index[step])
     if changes.stopped:
         plan.stop()
     if changes.closed:

@@ -41,6 +41,29 @@ class Cancels:
         """Mark runs as being cancelled, so that they start nothing more."""
         self.runs.forget(cancels.mark_cancelling(tx.connection, ids, code=code))
 
+    def withhold(self, tx: Transaction, wanted: Sequence[tuple[bytes, str | None]], limit: int) -> set[bytes] | None:
+        """Start no further tasks of compositions, or not those of one step each; running tasks continue.
+
+        Return runs that have not begun, so that requests about their steps must wait; None if more tasks remain.
+        """
+        whole = cancels.open_parts(tx.connection, [run for run, step in wanted if step is None])
+        self.mark(tx, [part.id for part in whole if part.status == RunState.PENDING])
+        begun = [part.id for part in whole if part.status == RunState.RUNNING]
+        of_steps = [(run, step) for run, step in wanted if step is not None]
+        states = {part.id: part.status for part in cancels.open_parts(tx.connection, [run for run, _ in of_steps])}
+        ready = [(run, step) for run, step in of_steps if states.get(run) == RunState.RUNNING]
+        changes: dict[bytes, list[RunChanges]] = {run: [RunChanges(stopped=True)] for run in begun}
+        for run, step in ready:
+            changes.setdefault(run, []).append(RunChanges(withheld=[step]))
+        self.runs.notify(tx, list(changes.items()))
+        places = [*((run, None) for run in begun), *ready]
+        tasks = cancels.not_running(tx.connection, [run for run, _ in places], [step for _, step in places], limit)
+        cancel_tasks(tx, tasks)
+        self.runs.advance(tx)
+        if len(tasks) == limit:
+            return None
+        return {run for run, _ in of_steps if states.get(run) == RunState.PENDING}
+
     def time_out(self, tx: Transaction, limit: int, grace: float) -> list[bytes]:
         """Cancel runs that have timed out. Return those whose code must be notified first."""
         late = cancels.time_out(tx.connection, tx.now, limit, grace)

@@ -142,6 +142,11 @@ class RunBackend(Part, RunWork):
             return
         ask(self._connections, RequestKind.CANCEL_RUN, run, state, allowed=state not in ENDED_RUN_STATES)
 
+    def withhold(self, run: bytes, step: str | None) -> None:
+        body = msgspec.json.encode({"step": step}).decode()
+        with self._connections.changing(f"the request to withhold run {to_text(run)} was stored") as connection:
+            self._connections.ask(connection, RequestKind.WITHHOLD_RUN, run, body)
+
     def retry(self, run: bytes) -> None:
         if self._code.retry(run):
             return

@@ -38,6 +38,10 @@ class RunCalls(Protocol):
         A cancelled run stays as it is.
         """
 
+    @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True, for_programs=True)
+    def withhold(self, run: Id, step: str | None) -> None:
+        """Start no further tasks of a composition, or not the one of `step`. Running tasks continue."""
+
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, rest=Rest("POST /runs/{id}/retry", "retry", 202))
     def retry(self, run: Id) -> None:
         """Retry the failed tasks of a run, or a stuck run."""

@@ -89,6 +89,9 @@ class Task(Parts[P, R]):
         if self._after_success and not options.store_result:
             check_followers(self)
 
+    _interruptions: Mapping[type[BaseException], type[BaseException]] | None = None
+    """What is raised in the code in place of TaskTimeout and SoftTimeout: an attribute of the function, if given."""
+
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function in this process. Inside the code of a workflow, raise NotDeterministic."""
         self._refuse_in_workflow("called like a function")

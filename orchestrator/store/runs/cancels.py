@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from orchestrator.domain.dag.composed import PREFIX as COMPOSED
 from orchestrator.domain.runs import TERMINATED, TIMED_OUT
 from orchestrator.domain.states import RunState
 from orchestrator.store.runs.transitions import COUNTERS, RunRow, sources
@@ -111,6 +112,40 @@ SELECT /* cancels.open_tasks */ id FROM orchestrator.tasks WHERE run_id = ANY(%(
 """)
 def open_tasks(connection: Connection, ids: Sequence[bytes], limit: int) -> list[bytes]:
     """Return up to `limit` open tasks of runs."""
+
+
+class Part(NamedTuple):
+    """An open run of a composition."""
+
+    id: bytes
+    status: str
+
+
+@Prepared.function(f"""
+WITH /* cancels.parts */ RECURSIVE parts (id, status) AS (
+    SELECT id, status FROM orchestrator.runs
+     WHERE id = ANY(%(ids)s::uuid[]) AND ended_at IS NULL AND starts_with(workflow, '{COMPOSED}')
+     UNION ALL
+    SELECT c.id, c.status FROM parts
+     CROSS JOIN LATERAL (
+           SELECT id, status FROM orchestrator.runs
+            WHERE parent_run = parts.id AND ended_at IS NULL AND starts_with(workflow, '{COMPOSED}') OFFSET 0) AS c
+)
+SELECT id, status FROM parts
+""")
+def open_parts(connection: Connection, ids: Sequence[bytes]) -> list[Part]:
+    """Return those of these runs that are open compositions, and the open compositions within them."""
+
+
+@Prepared.function("""
+SELECT /* cancels.not_running */ t.id FROM unnest(%(ids)s::uuid[], %(steps)s::text[]) AS wanted(run, step)
+ CROSS JOIN LATERAL (
+       SELECT id FROM orchestrator.tasks
+        WHERE run_id = wanted.run AND status <> 'running' AND (wanted.step IS NULL OR step = wanted.step) OFFSET 0) AS t
+ LIMIT %(limit)s
+""")
+def not_running(connection: Connection, ids: Sequence[bytes], steps: Sequence[str | None], limit: int) -> list[bytes]:
+    """Return up to `limit` open tasks of runs, or of one step each, that are not running."""
 
 
 class AtRest(NamedTuple):

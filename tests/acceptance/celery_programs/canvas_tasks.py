@@ -124,6 +124,16 @@ def soft_limited():
         return "cleaned up"
 
 
+@app.task(bind=True, soft_time_limit=0.4, autoretry_for=(OSError,), retry_kwargs={"countdown": 0})
+def soft_limited_for_good(self):
+    redis().incr(f"soft-{self.request.id}")
+    try:
+        while True:
+            time.sleep(0.05)
+    except OSError:
+        return "taken for a failure of the network"
+
+
 @app.task(time_limit=0.5)
 def hard_limited():
     while True:

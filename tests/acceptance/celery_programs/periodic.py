@@ -19,6 +19,7 @@ app.conf.beat_schedule = {
         "args": ("b",),
         "options": {"expires": 30},
     },
+    "retries-late": {"task": "periodic.retries_late", "schedule": 1.0},
     "nightly": {
         "task": "periodic.tick",
         "schedule": crontab(hour=3, minute="*/15", day_of_week="mon-fri"),
@@ -33,6 +34,12 @@ def tick(name, step=1):
     return store.incr(f"ticks-{name}", step)
 
 
+@app.task(bind=True)
+def retries_late(self):
+    store.incr("ticks-late")
+    raise self.retry(countdown=3600)
+
+
 @app.on_after_configure.connect
 def setup_periodic_tasks(sender, **kwargs):
     sender.add_periodic_task(1.0, tick.s("d"), name="added")
@@ -41,7 +48,7 @@ def setup_periodic_tasks(sender, **kwargs):
 
 def main():
     for _ in range(600):
-        counted = [int(store.get(f"ticks-{name}") or 0) for name in "abd"]
+        counted = [int(store.get(f"ticks-{name}") or 0) for name in ("a", "b", "d", "late")]
         if counted[0] >= 4 and min(counted) >= 2:
             break
         time.sleep(0.1)

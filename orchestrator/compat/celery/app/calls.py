@@ -79,11 +79,7 @@ def publish(
     except PayloadError as error:
         raise EncodeError(str(error)) from error
     if signals.after_task_publish.receivers:
-        body = (args, kwargs, {"callbacks": message.get("link"), "errbacks": message.get("errbacks")})
-        headers = {"id": task_id or handle.id, "task": name, **(message.get("headers") or {})}
-        signals.after_task_publish.send(
-            name, body=body, headers=headers, exchange="", routing_key=app._celery_queue(native.queue)
-        )
+        announce_stored(app, native, args, kwargs, task_id or handle.id, message)
     return of_handle(app, handle, task_id)
 
 
@@ -131,6 +127,21 @@ def announce(
     if properties["priority"] != message.get("priority"):
         message["priority"] = properties["priority"]
         converted["priority"] = app._priority(properties["priority"])
+
+
+def announce_stored(
+    app: Any,
+    native: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    task_id: str | None,
+    message: Mapping[str, Any],
+) -> None:
+    """Send `after_task_publish` when a call is stored."""
+    body = (args, kwargs, {"callbacks": message.get("link"), "errbacks": message.get("errbacks")})
+    headers = {"id": task_id, "task": native.name, **(message.get("headers") or {})}
+    key = app._celery_queue(native._call_options.queue)
+    signals.after_task_publish.send(native.name, body=body, headers=headers, exchange="", routing_key=key)
 
 
 def message_of(link: Any, link_error: Any, options: Mapping[str, Any]) -> dict[str, Any]:

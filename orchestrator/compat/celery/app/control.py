@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
+from uuid import UUID
 
-from orchestrator.compat.celery.exceptions import AttributeNotCovered
+from orchestrator.compat.celery import outcomes
+from orchestrator.compat.celery.exceptions import AttributeNotCovered, TaskError
 from orchestrator.compat.celery.utils import to_id
 from orchestrator.compat.coverage import CELERY, refused
+from orchestrator.domain.dag.composed import PREFIX
+from orchestrator.domain.fleet.announced import tasks_among
+from orchestrator.domain.ids import derived_id, is_derived, tree_of
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import NotFound, WrongState
 from orchestrator.sdk.tasks.handle import Handle
@@ -28,6 +34,9 @@ _REFUSED = {
 }
 
 
+_CREATION = 5.0
+"""Seconds to wait until a part of a group has been created."""
+_POLL = 0.05
 _QUERIED = {TaskState.RUNNING: "active", TaskState.DISPATCHED: "reserved", TaskState.PENDING: "ready"}
 """Celery's terms for the states of open tasks."""
 
@@ -49,7 +58,10 @@ class Control:
         return self.app.orchestrator._client.backend
 
     def revoke(self, task_id: str | Iterable[str], destination: Any = None, terminate: bool = False, **_: Any) -> None:
-        """Cancel tasks that have not started; with `terminate`, also running ones."""
+        """Cancel tasks and compositions that have not started; with `terminate`, also running ones.
+
+        Without `terminate`, the running tasks of a composition continue, and no further ones start.
+        """
         for id_ in [task_id] if isinstance(task_id, str) else task_id:
             _revoke(self.app, id_, terminate=terminate)
 
@@ -83,17 +95,56 @@ class Control:
 
 
 def _revoke(app: Any, task_id: str, *, terminate: bool) -> None:
+    """Revoke a task, a whole composition, or a part of one. Unknown ids are ignored, as in Celery."""
+    handle: Handle[Any] = Handle(app.orchestrator._client, to_id(task_id).bytes)
+    until = time.monotonic() + _CREATION
+    while True:
+        with suppress(NotFound):
+            state = handle.status()
+            with suppress(WrongState):  # the task has ended
+                if terminate or state != TaskState.RUNNING:
+                    handle.cancel()
+            return
+        if _revoke_run(app, task_id, terminate=terminate) or not _is_to_be_created(app, handle._id):
+            return
+        if time.monotonic() >= until:
+            raise TaskError(
+                f"Task {task_id} was not revoked: the scheduler has not created it yet, as part of a large group or "
+                f"because no scheduler runs. Revoke it again later, or revoke the whole group."
+            )
+        time.sleep(_POLL)
+
+
+def _revoke_run(app: Any, task_id: str, *, terminate: bool) -> bool:
+    """Revoke a composition. Return False if the id is not that of one."""
     client = app.orchestrator._client
-    handle: Handle[Any] = Handle(client, to_id(task_id).bytes)
+    run = client.run_handle(to_id(task_id).bytes)
     try:
-        state = handle.status()
+        run.status()
     except NotFound:
-        with suppress(NotFound, WrongState):
-            client.run_handle(to_id(task_id).bytes).cancel()
-        return
-    with suppress(WrongState):  # the task has ended
-        if terminate or state != TaskState.RUNNING:
-            handle.cancel()
+        run = outcomes.run_under(app, task_id)
+    if run is not None:
+        with suppress(WrongState):
+            run.cancel() if terminate else client.backend.runs.withhold(run._id, None)
+    return run is not None
+
+
+def _is_to_be_created(app: Any, task: bytes) -> bool:
+    """Return whether a task may be a part of an open group that is created soon. Revoke a later part of a chain."""
+    from orchestrator.store.insights import RunFilter
+
+    if not is_derived(task):
+        return False
+    backend, last = app.orchestrator._client.backend, UUID(bytes=tree_of(task) + b"\xff" * 10)
+    found = backend.insights.page_of_runs(RunFilter(within=PREFIX), limit=_MAX_TASKS, before=last)
+    runs = [run for run in found.runs if tree_of(run.id.bytes) == tree_of(task) and run.ended_at is None]
+    for run in runs:
+        definition = backend.insights.definition_of_run(run.id)
+        for step in () if definition is None else definition.steps:
+            if step.foreach is None and derived_id(run.id.bytes, step.name, 0) == task:
+                backend.runs.withhold(run.id.bytes, step.name)
+                return False
+    return bool(runs)
 
 
 class Inspect:
@@ -180,7 +231,7 @@ class Inspect:
         """Return the names of the tasks that workers have registered."""
         tasks: defaultdict[str, set[str]] = defaultdict(set)
         for worker in self._workers():
-            tasks[_name(worker)].update(one for one in worker.names if "@" not in one)
+            tasks[_name(worker)].update(tasks_among(worker.names))
         return {name: [self._text(one, attributes) for one in sorted(names)] for name, names in tasks.items()} or None
 
     def _text(self, name: str, attributes: Sequence[str]) -> str:

@@ -14,12 +14,22 @@ from orchestrator.compat.celery import outcomes, signals, states
 from orchestrator.compat.celery import request as requests
 from orchestrator.compat.celery.app.calls import announce, aware_datetime
 from orchestrator.compat.celery.app.replacing import awaited
-from orchestrator.compat.celery.exceptions import Again, ChordError, EncodeError, Ignore, Reject, Replaced, Retry
+from orchestrator.compat.celery.exceptions import (
+    Again,
+    ChordError,
+    EncodeError,
+    Ignore,
+    Reject,
+    Replaced,
+    Retry,
+    TaskRevokedError,
+    TimeLimitExceeded,
+)
 from orchestrator.compat.celery.request import ARGS, MARK, MESSAGE, Attempt, Context, hostname
 from orchestrator.compat.celery.results.single import EagerResult
 from orchestrator.compat.celery.tags import tagged
 from orchestrator.compat.celery.utils import listed, uuid
-from orchestrator.errors import OrchestratorError, PayloadError, TaskAborted, TaskTimeout
+from orchestrator.errors import OrchestratorError, PayloadError, TaskAborted
 from orchestrator.sdk.middleware import AttemptEnd, Middleware
 from orchestrator.sdk.tasks.context import TaskContext, TaskRuntime, current_runtime
 from orchestrator.sdk.values.payload import encode_value
@@ -54,6 +64,9 @@ def run_in_worker(task: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     try:
         if "replaced" in request._details:
             return tagged(awaited(task, runtime.context()))
+        if request.retries and request.expires and aware_datetime(request.expires) <= datetime.now(UTC):
+            signals.task_revoked.send(task, request=request, terminated=False, signum=None, expired=True)
+            raise TaskRevokedError("expired")  # the leader looks at `expires` before the first attempt only
         state, value = attempt(task, request)
         if state == states.SUCCESS:
             return tagged(value) if _stores_result(runtime) else None
@@ -89,7 +102,7 @@ class _StopMiddleware(Middleware):
             _send_revoked(*watched)
         elif watched is not None and end.error is not None:
             error = outcomes.named(end.error.kind, [end.error.message])
-            if isinstance(error, TaskTimeout):
+            if isinstance(error, TimeLimitExceeded):
                 timed_out(*watched, error)
 
 
@@ -120,7 +133,7 @@ def _send_revoked(task: Any, request: Context) -> None:
     signals.task_revoked.send(task, request=request, terminated=True, signum=15, expired=False)
 
 
-def timed_out(task: Any, request: Context, error: TaskTimeout) -> None:
+def timed_out(task: Any, request: Context, error: TimeLimitExceeded) -> None:
     """Call the hooks and signals that Celery's worker calls at a hard time limit."""
     einfo = ExceptionInfo(error)
     _call_failure_hooks(task, request, error, einfo)
@@ -208,7 +221,7 @@ def attempt(task: Any, request: Context) -> tuple[str, Any]:
             if _claim_stop(request):
                 _send_revoked(task, request)
             raise
-        except TaskTimeout as error:
+        except TimeLimitExceeded as error:
             state = states.FAILURE
             call_errbacks(task, request, error)
             if _claim_stop(request):
@@ -257,7 +270,7 @@ def call(task: Any, request: Context) -> Any:
         return task(*args, **kwargs)
     try:
         return task(*args, **kwargs)
-    except (Ignore, Reject, Retry, TaskAborted, TaskTimeout):
+    except (Ignore, Reject, Retry, TaskAborted, TimeLimitExceeded):
         raise
     except Exception as error:
         if isinstance(error, task.dont_autoretry_for) or not isinstance(error, task.autoretry_for):
@@ -358,7 +371,7 @@ def run_eagerly(
         token = requests.current.set((task, request))
         try:
             state, value = attempt(task, request)
-        except OrchestratorError as error:
+        except (OrchestratorError, TimeLimitExceeded) as error:
             state, value = states.FAILURE, error
         finally:
             requests.current.reset(token)

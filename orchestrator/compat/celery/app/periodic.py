@@ -76,12 +76,11 @@ def _declare(app: Any, name: str, entry: Entry) -> None:
     if options:
         native = native.options(**options)
     when = maybe_schedule(entry.schedule)
-    times: Any = when.times()
+    times: Any = {**when.times(), "overlap": "allow"}  # as in Celery, whose beat does not look at the last call
     if isinstance(when, crontab) and app.conf.timezone is not None:
         times["timezone"] = str(app.conf.timezone)
-    message = {
-        key: value for key, value in (("args", list(entry.args)), ("headers", entry.options.get("headers"))) if value
-    }
+    told = {name: entry.options.get(name) for name in ("headers", "priority", "time_limit", "soft_time_limit")}
+    message = {**calls.message_of(None, None, told), **({"args": list(entry.args)} if entry.args else {})}
     params = dict(entry.kwargs)
     if entry.args and task is not None:
         params = _named(task, entry, params)

@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator.compat.celery.app import routes
 from orchestrator.compat.celery.app.calls import aware_datetime
 from orchestrator.compat.celery.app.execution import run_in_worker
+from orchestrator.compat.celery.exceptions import INTERRUPTIONS
 from orchestrator.compat.celery.request import MESSAGE
 from orchestrator.sdk.tasks.task import Task as NativeTask
 
@@ -25,6 +26,7 @@ def register(task: Any) -> NativeTask[..., Any]:
     function.__module__ = str(type(task).__module__)
     function.__doc__ = task.__doc__
     function.bind = task.bind  # type: ignore[attr-defined]
+    function._interruptions = INTERRUPTIONS  # type: ignore[attr-defined]
     signature = _signature(task)
     function.__signature__ = signature  # type: ignore[attr-defined]
     function.__annotations__ = {

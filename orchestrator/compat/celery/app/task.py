@@ -159,9 +159,14 @@ class Task:
             self.app._is_plain
             and not signals.before_task_publish.receivers
             and not signals.after_task_publish.receivers
-            and type(self).apply_async is Task.apply_async
+            and not self.has_own_apply_async
             and current_runtime() is None
         )
+
+    @property
+    def has_own_apply_async(self) -> bool:
+        """Whether a subclass overrides `apply_async`, which is not called for parts of compositions."""
+        return type(self).apply_async is not Task.apply_async
 
     def apply_async(
         self,

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from orchestrator.compat.celery import outcomes
 from orchestrator.compat.celery.app.current import app_or_default
-from orchestrator.compat.celery.exceptions import NotCovered, Refused
+from orchestrator.compat.celery.exceptions import NotCovered, Refused, TimeoutError
 from orchestrator.compat.celery.request import MARK
 from orchestrator.compat.celery.results.single import (
     AsyncResult,
@@ -22,8 +22,8 @@ from orchestrator.compat.celery.results.single import (
 from orchestrator.compat.celery.tags import untagged
 from orchestrator.compat.celery.utils import to_id, uuid
 from orchestrator.domain.dag.composed import RESULT, child_id
-from orchestrator.domain.ids import derived_id
-from orchestrator.errors import RunFailed
+from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.errors import ResultTimeout, RunFailed
 from orchestrator.sdk.tasks.composition_handle import CompositionHandle
 from orchestrator.sdk.tasks.compositions import Call, Chain, Composition, Group
 from orchestrator.sdk.tasks.handle import Handle
@@ -114,6 +114,8 @@ class ResultSet(ResultBase):
         assert self._run is not None
         try:
             values: list[Any] = untagged(self._run.result(timeout))
+        except ResultTimeout as error:
+            raise TimeoutError(str(error)) from None
         except RunFailed as error:
             raise outcomes.of_end(self.app, error, self._run) from None
         if len(self.results) != len(values):  # the results were restored before the scheduler had created the tasks
@@ -222,7 +224,7 @@ def of_run(app: Any, run: CompositionHandle[Any], part: Composition[Any], task_i
         result.id, result._run = identifier, run
         return result
     composed = AsyncResult(identifier, app=app, parent=result.parent)
-    composed._run = run
+    composed._run, composed._handle = run, result._handle
     return composed
 
 
@@ -247,6 +249,26 @@ def _of_part(app: Any, run: CompositionHandle[Any], part: Composition[Any], step
         runs = [client.run_handle(child_id(run._id, step, index)) for index in range(len(part.parts))]
         results = [_of_child(app, run, part_) for part_ in runs]
     return GroupResult(uuid(), results, app=app, parent=parent)
+
+
+def ids_of_calls(run: CompositionHandle[Any], part: Composition[Any]) -> Iterator[str | None]:
+    """Yield the ids of a started composition's calls, in order; None for those of its child runs."""
+    definition = run._definition()
+    assert definition is not None
+    return _ids_of_calls(run._id, part, iter(definition.steps))
+
+
+def _ids_of_calls(run: bytes, part: Composition[Any], steps: Iterator[Any]) -> Iterator[str | None]:
+    if isinstance(part, Call):
+        yield to_text(derived_id(run, next(steps).name, 0))
+    elif isinstance(part, Group) and part._first is not None and part._is_uniform:
+        step, is_call = next(steps).name, isinstance(part._first, Call)
+        for index, part_ in enumerate(part.parts):
+            yield from [to_text(derived_id(run, step, index))] if is_call else (None for _ in part_._calls())
+    else:
+        assert isinstance(part, (Chain, Group))
+        for part_ in part.parts:
+            yield from _ids_of_calls(run, part_, steps)
 
 
 def _of_step(app: Any, run: CompositionHandle[Any], step: str, index: int, parent: Any) -> AsyncResult:

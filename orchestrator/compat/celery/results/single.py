@@ -15,7 +15,7 @@ from orchestrator.compat.celery.request import MARK
 from orchestrator.compat.celery.tags import untagged
 from orchestrator.compat.celery.utils import to_id
 from orchestrator.domain.ids import to_text
-from orchestrator.errors import NotFound, OrchestratorError, RunFailed, TaskEnded
+from orchestrator.errors import NotFound, OrchestratorError, ResultTimeout, RunFailed, TaskEnded
 from orchestrator.sdk.tasks.composition_handle import CompositionHandle
 from orchestrator.sdk.tasks.handle import Handle
 
@@ -73,6 +73,8 @@ class AsyncResult(ResultBase):
             refuse_in_task()
         try:
             value = untagged(self._wait(timeout))
+        except ResultTimeout as error:
+            raise TimeoutError(str(error)) from None
         except (TaskEnded, RunFailed) as error:
             exception = outcomes.of_end(self.app, error, self._run or self._enclosing_run)
             if propagate and self.parent is not None and isinstance(exception, ChordError):
@@ -202,7 +204,7 @@ class AsyncResult(ResultBase):
     @property
     def children(self) -> list[Any] | None:
         try:
-            handles = (self._run or self._handle).children()
+            handles = self._handle.children()
         except NotFound:
             return None
         return [of_any(self.app, handle) for handle in handles] or None
