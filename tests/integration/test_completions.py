@@ -507,6 +507,45 @@ def test_a_block_may_roll_back_and_go_on(running: Running, connection: Connectio
     assert outcome(connection, running.job.dispatch.id)[2] == b"\xc0"
 
 
+@pytest.mark.parametrize("how", ["rollback", "begin_nested", "SAVEPOINT"])
+def test_a_rollback_inside_a_block_undoes_its_follow_ups_and_its_result(
+    app: Orchestrator, running: Running, connection: Connection, how: str
+) -> None:
+    child = app.tasks["child"].options(on_success=True)
+    child.enqueue(1)  # before the block, which its rollback does not undo
+    with running.ctx.transaction() as transaction:
+        child.enqueue(2)
+        running.ctx.complete("kept by a savepoint")
+        savepoint = transaction.begin_nested() if how == "begin_nested" else None
+        if how == "SAVEPOINT":
+            transaction.exec_driver_sql("SAVEPOINT mine")
+        child.enqueue(3)
+        running.ctx.complete("never")
+        if savepoint is not None:
+            savepoint.rollback()
+        elif how == "SAVEPOINT":
+            transaction.execute(text("rollback work to savepoint Mine"))
+        else:
+            transaction.rollback()
+        write(transaction, "kept")
+    assert ledger(connection) == ["kept"]
+    assert children(connection) == (1 if how == "rollback" else 2)
+    kept = None if how == "rollback" else "kept by a savepoint"
+    assert decode_value(outcome(connection, running.job.dispatch.id)[2]) == kept
+
+
+def test_a_result_set_in_a_released_savepoint_ends_with_the_savepoint_around_it(
+    running: Running, connection: Connection
+) -> None:
+    with running.ctx.transaction() as transaction:
+        running.ctx.complete(1)
+        outer = transaction.begin_nested()
+        with transaction.begin_nested():
+            running.ctx.complete(2)
+        outer.rollback()
+    assert outcome(connection, running.job.dispatch.id)[2] == ONE
+
+
 def test_an_attempt_that_is_over_says_so(app: Orchestrator, running: Running, connection: Connection) -> None:
     task = running.job.dispatch.id
     late = pytest.raises(AttemptOver, match="Attempt 1 of task .* no longer counts")

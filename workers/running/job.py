@@ -104,8 +104,6 @@ class Job(msgspec.Struct, eq=False):
     """Whether the job's transaction is committing: an order to stop waits until the commit has ended."""
     transaction: TaskTransaction | None = None
     """The open transaction that will complete the job."""
-    result: bytes = b""
-    """The result that the transaction will record."""
     span: Any = None
     """The span of the job, from its begin until its end is reported."""
     output: Output | None = None
