@@ -546,6 +546,60 @@ def test_a_result_set_in_a_released_savepoint_ends_with_the_savepoint_around_it(
     assert outcome(connection, running.job.dispatch.id)[2] == ONE
 
 
+@pytest.mark.parametrize("driver", ["psycopg2", "psycopg"])
+def test_nothing_that_a_block_sets_for_its_session_reaches_the_next_block(
+    database_url: str, redis_url: str, connection: Connection, driver: str
+) -> None:
+    url = make_url(database_url).set(drivername=f"postgresql+{driver}")
+    date_style = "German" if driver == "psycopg2" else "ISO"  # psycopg does not replace it when connecting
+    url = url.update_query_dict({"options": f"-c datestyle={date_style} -c app.tenant=nobody"})
+    app = Orchestrator(Settings(database_url=url.render_as_string(hide_password=False), redis_url=redis_url))
+    connection.exec_driver_sql("DROP ROLE IF EXISTS tenant; CREATE ROLE tenant")
+    connection.exec_driver_sql("GRANT USAGE ON SCHEMA orchestrator TO tenant")
+    connection.exec_driver_sql("GRANT ALL ON ALL TABLES IN SCHEMA orchestrator TO tenant")
+    connection.exec_driver_sql("GRANT ALL ON ALL SEQUENCES IN SCHEMA orchestrator TO tenant")
+    connection.commit()
+    before = Running(app, put(connection))
+    try:
+        with before.ctx.transaction() as transaction:
+            first = session_state(transaction)
+            assert "nobody" in first
+            assert NOW in first
+            transaction.exec_driver_sql("CREATE TEMPORARY TABLE customers (name text)")
+            transaction.exec_driver_sql("CREATE TEMPORARY SEQUENCE invoices")
+            transaction.exec_driver_sql("SELECT nextval('invoices'), pg_advisory_lock(7)")
+            transaction.exec_driver_sql("DECLARE held CURSOR WITH HOLD FOR SELECT 1")
+            transaction.exec_driver_sql("LISTEN others")
+            transaction.exec_driver_sql("SELECT set_config('app.tenant', 'acme', false)")
+            transaction.exec_driver_sql("SET search_path = pg_catalog; SET datestyle = 'SQL'")
+            transaction.exec_driver_sql("SET default_transaction_read_only = on")
+            transaction.exec_driver_sql("SET SESSION AUTHORIZATION tenant; SET ROLE tenant")
+        assert before.job.completion is not None
+        with Running(app, put(connection)).ctx.transaction() as transaction:
+            assert session_state(transaction) == first
+    finally:
+        app.close()
+        connection.exec_driver_sql("DROP OWNED BY tenant; DROP ROLE tenant")
+        connection.commit()
+
+
+def session_state(connection: Connection) -> tuple[Any, ...]:
+    """Return the server process of a connection, and what its session keeps beyond a transaction."""
+    return tuple(
+        connection.execute(
+            text("""
+                SELECT pg_backend_pid(), session_user, current_user, current_setting('app.tenant'),
+                       current_setting('search_path'), current_setting('application_name'),
+                       current_setting('default_transaction_read_only'), CAST(:now AS timestamptz),
+                       (SELECT array_agg(name) FROM pg_cursors), to_regclass('pg_temp.customers'),
+                       (SELECT array_agg(channel) FROM pg_listening_channels() AS channel),
+                       (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid())
+            """),
+            {"now": NOW},
+        ).one()
+    )
+
+
 def test_an_attempt_that_is_over_says_so(app: Orchestrator, running: Running, connection: Connection) -> None:
     task = running.job.dispatch.id
     late = pytest.raises(AttemptOver, match="Attempt 1 of task .* no longer counts")
