@@ -21,6 +21,7 @@ from orchestrator.errors import PayloadError
 from orchestrator.payloads.keeping import open_bytes, read_encoded
 from orchestrator.references import BYTES, Reference, read_reference, whole_reference
 from orchestrator.sdk.values.conversion import convert, encode_other
+from orchestrator.sdk.values.sorting import sorted_sets
 from orchestrator.sealing import CALL, CODE, VALUE, open_data, open_extension
 
 __all__ = [
@@ -110,10 +111,21 @@ def _call(data: bytes) -> bytes:
 
 
 def encode_call(
-    name: str, arguments: Sequence[Any], keywords: Mapping[str, Any], limit: int, what: str = "task"
+    name: str,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    limit: int,
+    what: str = "task",
+    *,
+    is_compared: bool = False,
 ) -> bytes:
-    """Encode the arguments of a call of a task, workflow or query. An error names the argument at fault."""
+    """Encode the arguments of a call of a task, workflow or query. An error names the argument at fault.
+
+    If the call is compared with repetitions of it, sets are encoded in the same order in every process.
+    """
     try:
+        if is_compared:
+            arguments, keywords = sorted_sets((arguments, keywords))
         data = _encoder.encode((arguments, keywords))
         if _TIMESTAMP_BYTE in data:
             data = _with_zones(data, (arguments, keywords))
