@@ -38,7 +38,9 @@ from orchestrator.sdk.values.payload import decode_value
 from orchestrator.store import database
 from orchestrator.store.tasks import claims, completions, details, enqueue, transitions
 from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Requeue
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.runner import Runner
 from orchestrator.workers.running.task_runtime import JobRuntime
 from tests.emptying import empty
 from tests.integration.parts import Parts
@@ -630,6 +632,26 @@ def test_what_is_not_possible_is_refused_with_advice(app: Orchestrator, running:
     alone = TaskContext(task_id=running.ctx.task_id, task_name="job", attempt=1, queue="default")
     with pytest.raises(OrchestratorError, match="created directly"):
         alone.transaction()
+
+
+@pytest.mark.parametrize("result", ["no number", "too large" * 1_000, object()])
+def test_a_result_that_is_refused_in_a_block_fails_the_task_without_retries(
+    app: Orchestrator, connection: Connection, result: Any
+) -> None:
+    def job(ctx: TaskContext) -> int:
+        with ctx.transaction() as transaction:
+            write(transaction, "never")
+            return ctx.complete(result)
+
+    task = app.task(name="job", retries=2)(job)._new((), {})
+    dispatch = Dispatch(put(connection), 1, "job", task.payload, "default", task.options)
+    running = Job(dispatch, Bundle("", "", "", 1), 0, 0.0)
+    running.begin(0.0)
+    report = Runner(app, KeptOutbox(), Allowed(app, ()), database=True).run(running)
+    assert isinstance(report, Failed)
+    assert (report.error.kind, report.retryable) == ("orchestrator.errors.PayloadError", False)
+    assert "return ctx.complete(result)" in report.error.traceback
+    assert ledger(connection) == []
 
 
 def test_a_thread_beside_the_event_loop_may_use_it(running: Running, connection: Connection) -> None:

@@ -233,6 +233,16 @@ def test_what_a_task_makes_of_having_no_database_is_its_own_affair() -> None:
     assert not report.retryable
 
 
+def test_an_output_that_is_too_large_fails_the_task_without_retries() -> None:
+    def writes(ctx: TaskContext) -> None:
+        with ctx.open_output() as output:
+            output.write(bytes(10_000_000))
+
+    report = run(writes, retries=2)
+    assert isinstance(report, Failed)
+    assert (report.error.kind, report.retryable) == ("orchestrator.errors.PayloadError", False)
+
+
 def test_an_output_for_which_the_store_has_no_room_waits_and_is_handed_back_at_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

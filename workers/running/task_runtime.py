@@ -259,10 +259,14 @@ class JobRuntime:
             )
         if job.options.store_result:
             limit = self._database.settings.largest_value
-            data = encode_value(result, f"The result of task {job.dispatch.name!r}", limit)
-            task = self._database.tasks.get(job.dispatch.name)
-            if task is not None:
-                task._signature.check_result(result, data)
+            try:
+                data = encode_value(result, f"The result of task {job.dispatch.name!r}", limit)
+                task = self._database.tasks.get(job.dispatch.name)
+                if task is not None:
+                    task._signature.check_result(result, data)
+            except PayloadError as error:
+                job.refusal = error
+                raise
             results = self._large_results
             job.transaction.result = data if results is None else results.store_if_large(job, data)
 
