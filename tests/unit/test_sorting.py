@@ -43,14 +43,42 @@ print(encode_call("job", values, {"deep": {"er": [texts]}}, 10**6, is_compared=T
 """
 
 
-def test_a_compared_call_is_encoded_alike_in_every_process() -> None:
+DEFINITIONS = """
+import msgspec
+from orchestrator import Orchestrator, Workflow
+
+texts = {"a", "b", "c", "d", "e"}
+built = Workflow("built", params={"texts": {"type": "list", "default": texts}})
+first = built.task("first", "job", input={"texts": texts})
+built.task("second", "job", depends_on=[first], input={"texts": [first.value, {"texts": texts}]})
+app = Orchestrator()
+
+@app.schedule(every="1h", params={"texts": texts})
+@app.task
+def job(texts: set[str]) -> None: ...
+
+declared = [declaration.definition() for declaration in app.schedules._declared.values()]
+print(msgspec.json.encode([built.definition(), *declared]).decode())
+"""
+
+
+def output_of(program: str) -> str:
+    """Return what a program prints in three processes, which order sets differently."""
     outputs = set()
     for seed in ("1", "2", "3"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        command = [sys.executable, "-c", PROGRAM]
+        command = [sys.executable, "-c", program]
         outputs.add(subprocess.check_output(command, env=environment, cwd=REPOSITORY, text=True, timeout=120))
-    assert len(outputs) == 1
-    arguments, keywords = decode_call(bytes.fromhex(outputs.pop()))
+    (output,) = outputs
+    return output
+
+
+def test_a_definition_with_sets_is_the_same_version_in_every_process() -> None:
+    assert output_of(DEFINITIONS).count('["a","b","c","d","e"]') == 4
+
+
+def test_a_compared_call_is_encoded_alike_in_every_process() -> None:
+    arguments, keywords = decode_call(bytes.fromhex(output_of(PROGRAM)))
     assert arguments[0] == keywords["deep"]["er"][0] == ["g", "h", "i", "j", "k", "l"]
     assert arguments[3] == {"type": "Struct", "someTags": ["a", "b", "c", "d", "e", "f"]}
     assert arguments[6] == [arguments[0]]
