@@ -30,6 +30,7 @@ from orchestrator.sdk.schedule_declarations import (
     plain_times,
 )
 from orchestrator.sdk.tasks.handle import RunHandle
+from orchestrator.sdk.values.sorting import sorted_sets
 from orchestrator.sdk.waiting.async_variants import async_variant, blocking
 from orchestrator.sdk.waiting.steps import Pause, Steps, time_limit
 
@@ -86,7 +87,7 @@ class Schedules(Mapping[str, "Scheduled"]):
         """Return a decorator that registers a schedule of a task or a workflow as code."""
 
         def register(target: T) -> T:
-            new = declaration(target, name, params, times)
+            new = declaration(target, name, sorted_sets(params), times)
             self._client.refuse_other("@app.schedule", new.target)
             key = new.key.removesuffix(f"/{DEFAULT_NAME}")
             other = self._declared.get(key)

@@ -38,7 +38,9 @@ from orchestrator.sdk.values.payload import decode_value
 from orchestrator.store import database
 from orchestrator.store.tasks import claims, completions, details, enqueue, transitions
 from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Requeue
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.runner import Runner
 from orchestrator.workers.running.task_runtime import JobRuntime
 from tests.emptying import empty
 from tests.integration.parts import Parts
@@ -509,9 +511,108 @@ def test_a_block_may_roll_back_and_go_on(running: Running, connection: Connectio
     assert outcome(connection, running.job.dispatch.id)[2] == b"\xc0"
 
 
+<<<<<<< ours
 def test_a_block_of_an_ended_attempt_raises_an_error(
     app: Orchestrator, running: Running, connection: Connection
 ) -> None:
+||||||| base
+def test_an_attempt_that_is_over_says_so(app: Orchestrator, running: Running, connection: Connection) -> None:
+=======
+@pytest.mark.parametrize("how", ["rollback", "begin_nested", "SAVEPOINT"])
+def test_a_rollback_inside_a_block_undoes_its_follow_ups_and_its_result(
+    app: Orchestrator, running: Running, connection: Connection, how: str
+) -> None:
+    child = app.tasks["child"].options(on_success=True)
+    child.enqueue(1)  # before the block, which its rollback does not undo
+    with running.ctx.transaction() as transaction:
+        child.enqueue(2)
+        running.ctx.complete("kept by a savepoint")
+        savepoint = transaction.begin_nested() if how == "begin_nested" else None
+        if how == "SAVEPOINT":
+            transaction.exec_driver_sql("SAVEPOINT mine")
+        child.enqueue(3)
+        running.ctx.complete("never")
+        if savepoint is not None:
+            savepoint.rollback()
+        elif how == "SAVEPOINT":
+            transaction.execute(text("rollback work to savepoint Mine"))
+        else:
+            transaction.rollback()
+        write(transaction, "kept")
+    assert ledger(connection) == ["kept"]
+    assert children(connection) == (1 if how == "rollback" else 2)
+    kept = None if how == "rollback" else "kept by a savepoint"
+    assert decode_value(outcome(connection, running.job.dispatch.id)[2]) == kept
+
+
+def test_a_result_set_in_a_released_savepoint_ends_with_the_savepoint_around_it(
+    running: Running, connection: Connection
+) -> None:
+    with running.ctx.transaction() as transaction:
+        running.ctx.complete(1)
+        outer = transaction.begin_nested()
+        with transaction.begin_nested():
+            running.ctx.complete(2)
+        outer.rollback()
+    assert outcome(connection, running.job.dispatch.id)[2] == ONE
+
+
+@pytest.mark.parametrize("driver", ["psycopg2", "psycopg"])
+def test_nothing_that_a_block_sets_for_its_session_reaches_the_next_block(
+    database_url: str, redis_url: str, connection: Connection, driver: str
+) -> None:
+    url = make_url(database_url).set(drivername=f"postgresql+{driver}")
+    date_style = "German" if driver == "psycopg2" else "ISO"  # psycopg does not replace it when connecting
+    url = url.update_query_dict({"options": f"-c datestyle={date_style} -c app.tenant=nobody"})
+    app = Orchestrator(Settings(database_url=url.render_as_string(hide_password=False), redis_url=redis_url))
+    connection.exec_driver_sql("DROP ROLE IF EXISTS tenant; CREATE ROLE tenant")
+    connection.exec_driver_sql("GRANT USAGE ON SCHEMA orchestrator TO tenant")
+    connection.exec_driver_sql("GRANT ALL ON ALL TABLES IN SCHEMA orchestrator TO tenant")
+    connection.exec_driver_sql("GRANT ALL ON ALL SEQUENCES IN SCHEMA orchestrator TO tenant")
+    connection.commit()
+    before = Running(app, put(connection))
+    try:
+        with before.ctx.transaction() as transaction:
+            first = session_state(transaction)
+            assert "nobody" in first
+            assert NOW in first
+            transaction.exec_driver_sql("CREATE TEMPORARY TABLE customers (name text)")
+            transaction.exec_driver_sql("CREATE TEMPORARY SEQUENCE invoices")
+            transaction.exec_driver_sql("SELECT nextval('invoices'), pg_advisory_lock(7)")
+            transaction.exec_driver_sql("DECLARE held CURSOR WITH HOLD FOR SELECT 1")
+            transaction.exec_driver_sql("LISTEN others")
+            transaction.exec_driver_sql("SELECT set_config('app.tenant', 'acme', false)")
+            transaction.exec_driver_sql("SET search_path = pg_catalog; SET datestyle = 'SQL'")
+            transaction.exec_driver_sql("SET default_transaction_read_only = on")
+            transaction.exec_driver_sql("SET SESSION AUTHORIZATION tenant; SET ROLE tenant")
+        assert before.job.completion is not None
+        with Running(app, put(connection)).ctx.transaction() as transaction:
+            assert session_state(transaction) == first
+    finally:
+        app.close()
+        connection.exec_driver_sql("DROP OWNED BY tenant; DROP ROLE tenant")
+        connection.commit()
+
+
+def session_state(connection: Connection) -> tuple[Any, ...]:
+    """Return the server process of a connection, and what its session keeps beyond a transaction."""
+    return tuple(
+        connection.execute(
+            text("""
+                SELECT pg_backend_pid(), session_user, current_user, current_setting('app.tenant'),
+                       current_setting('search_path'), current_setting('application_name'),
+                       current_setting('default_transaction_read_only'), CAST(:now AS timestamptz),
+                       (SELECT array_agg(name) FROM pg_cursors), to_regclass('pg_temp.customers'),
+                       (SELECT array_agg(channel) FROM pg_listening_channels() AS channel),
+                       (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid())
+            """),
+            {"now": NOW},
+        ).one()
+    )
+
+
+def test_an_attempt_that_is_over_says_so(app: Orchestrator, running: Running, connection: Connection) -> None:
+>>>>>>> theirs
     task = running.job.dispatch.id
     late = pytest.raises(AttemptOver, match="Attempt 1 of task .* no longer counts")
     with late, running.ctx.transaction() as transaction:
@@ -541,6 +642,26 @@ def test_invalid_uses_of_a_transaction_are_rejected_with_advice(app: Orchestrato
     alone = TaskContext(task_id=running.ctx.task_id, task_name="job", attempt=1, queue="default")
     with pytest.raises(OrchestratorError, match="created directly"):
         alone.transaction()
+
+
+@pytest.mark.parametrize("result", ["no number", "too large" * 1_000, object()])
+def test_a_result_that_is_refused_in_a_block_fails_the_task_without_retries(
+    app: Orchestrator, connection: Connection, result: Any
+) -> None:
+    def job(ctx: TaskContext) -> int:
+        with ctx.transaction() as transaction:
+            write(transaction, "never")
+            return ctx.complete(result)
+
+    task = app.task(name="job", retries=2)(job)._new((), {})
+    dispatch = Dispatch(put(connection), 1, "job", task.payload, "default", task.options)
+    running = Job(dispatch, Bundle("", "", "", 1), 0, 0.0)
+    running.begin(0.0)
+    report = Runner(app, KeptOutbox(), Allowed(app, ()), database=True).run(running)
+    assert isinstance(report, Failed)
+    assert (report.error.kind, report.retryable) == ("orchestrator.errors.PayloadError", False)
+    assert "return ctx.complete(result)" in report.error.traceback
+    assert ledger(connection) == []
 
 
 def test_a_thread_of_an_async_task_may_use_a_block(running: Running, connection: Connection) -> None:

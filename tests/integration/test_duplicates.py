@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from orchestrator.domain.states import TaskState
+from orchestrator.sdk.dag.definitions import loads
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.store import inbox
 from orchestrator.store.inbox import RequestKind
 from tests.integration.stage import KEYS, System, Worker, raw
 
+REPOSITORY = Path(__file__).parents[2]
 _COLUMNS = "id, seq, name, queue, priority, attempt, failures, losses, payload, options, created_at, lane, unique_key"
 
 
@@ -144,3 +150,43 @@ def test_a_conflict_without_an_ended_row_removes_nothing(system: System, worker:
     system.pass_seconds(3)
     assert system.states(handle, other) == ["failed", "success"]
     assert system.redis.xlen(KEYS.quarantine) == 1
+
+
+WORKFLOW = """
+name: wait
+params: {invoices: {}}
+tasks: {only: {task: pay, input: {invoices: "${params.invoices}"}}}
+"""
+REPEATED = """
+from orchestrator import Orchestrator, chain
+
+app = Orchestrator()
+
+@app.task
+def pay(invoices: set[str]) -> int: ...
+
+numbers = {"one", "two", "three", "four"}
+print(pay.options(idempotency_key="k").enqueue(numbers).id)
+print(chain(pay.s(numbers), pay.si(numbers)).start(key="k").id)
+print(app.workflows["wait"].options(key="k").start(invoices=numbers).id)
+print(app.flows["ask"].options(key="k").start(invoices=numbers).id)
+"""
+
+
+def test_a_repeated_call_with_a_set_is_the_same_call_in_another_process(system: System) -> None:
+    system.app.task(name="pay")(lambda invoices: invoices)
+    system.app.workflows.apply(loads(WORKFLOW))
+    node = {"kind": "approval", "params": {"approval_key": "$shared.ok"}}
+    system.app.flows.publish("ask", {"start": "ask", "nodes": {"ask": node}})
+    settings = system.settings
+    outputs = set()
+    for seed in ("1", "2", "3"):
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "ORCHESTRATOR_DATABASE_URL": settings.require_database(),
+            "ORCHESTRATOR_REDIS_URL": settings.require_redis(),
+        }
+        command = [sys.executable, "-c", REPEATED]
+        outputs.add(subprocess.check_output(command, env=environment, cwd=REPOSITORY, text=True, timeout=120))
+    assert len(outputs) == 1

@@ -425,6 +425,14 @@ def test_a_time_of_day_with_a_named_zone_is_rejected(app: Orchestrator, value: A
         encode_value(value, "The result", 1_000)
 
 
+@pytest.mark.parametrize("seconds", [7, -7, 31, 18_007, -18_007.5])
+@pytest.mark.parametrize("microsecond", [0, 3])
+def test_a_time_of_day_whose_offset_has_seconds_is_refused(seconds: float, microsecond: int) -> None:
+    value = time_of_day(1, 2, 3, microsecond, timezone(timedelta(seconds=seconds)))
+    with pytest.raises(PayloadError, match=r"The result.* the time 01:02:03.* has an offset with seconds"):
+        encode_value({"a": [value]}, "The result", 1_000)
+
+
 @pytest.mark.parametrize(
     "value", [time_of_day(1), time_of_day(1, tzinfo=UTC), time_of_day(1, 2, 3, 4, timezone(timedelta(hours=2)))]
 )

@@ -370,6 +370,13 @@ def test_a_datetime_keeps_its_time_zone(app: Orchestrator, value: datetime) -> N
         assert timezones.decode(timezones.encode({"a": [value]}))["a"][0].tzinfo == (value.tzinfo)
 
 
+def test_a_key_of_a_mapping_is_the_same_moment_in_utc(app: Orchestrator) -> None:
+    value = datetime(2026, 7, 1, 12, tzinfo=BERLIN)
+    for arrived in round_trip(app, dict[datetime, int], {value: 7}):
+        assert arrived[value] == 7
+        assert [key.tzinfo for key in arrived] == [UTC]
+
+
 def test_a_datetime_in_an_unknown_zone_keeps_its_offset() -> None:
     value = timezones.from_text("2026-01-01T00:00:00+03:00[Nowhere/Land]")
     assert (value.utcoffset(), value.hour) == (timedelta(hours=3), 0)

@@ -233,6 +233,16 @@ def test_a_task_may_handle_the_missing_database_itself() -> None:
     assert not report.retryable
 
 
+def test_an_output_that_is_too_large_fails_the_task_without_retries() -> None:
+    def writes(ctx: TaskContext) -> None:
+        with ctx.open_output() as output:
+            output.write(bytes(10_000_000))
+
+    report = run(writes, retries=2)
+    assert isinstance(report, Failed)
+    assert (report.error.kind, report.retryable) == ("orchestrator.errors.PayloadError", False)
+
+
 def test_an_output_waits_for_a_full_store_before_the_task_is_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

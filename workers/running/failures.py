@@ -29,8 +29,8 @@ RETURN_DELAY = 0.5
 
 
 def may_be_retried(job: Job, error: BaseException) -> bool:
-    if isinstance(error, (InvalidTask, PayloadError)) and not in_own_code(error):
-        return False  # the same arguments would be refused again
+    if isinstance(error, (InvalidTask, PayloadError)) and (error is job.refusal or not in_own_code(error)):
+        return False  # the same arguments, or the same result, would be refused again
     if isinstance(error, GiveUp):
         return False
     policy = job.options.retry

@@ -104,12 +104,12 @@ class Job(msgspec.Struct, eq=False):
     """Whether the job's transaction is committing: an order to stop waits until the commit has ended."""
     transaction: TaskTransaction | None = None
     """The open transaction that will complete the job."""
-    result: bytes = b""
-    """The result that the transaction will record."""
     span: Any = None
     """The span of the job, from its begin until its end is reported."""
     output: Output | None = None
     """The file that becomes the job's result, if the task has opened one."""
+    refusal: BaseException | None = None
+    """The error with which the task's result was refused while its code ran: every attempt would raise it again."""
     store_failure: BaseException | None = None
     """The error of the payload store because of which the output could not be written."""
     completion: bytes | None = None

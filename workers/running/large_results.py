@@ -109,7 +109,7 @@ class LargeResults:
                 task.id, task.run_id, task.attempt, lambda write: self._write_output(job, write)
             )
         else:
-            job.output = Output(None, self._inline, lambda size: _too_large(name, size, self._inline))
+            job.output = Output(None, self._inline, lambda size: _too_large(job, size, self._inline))
         return job.output
 
     def _write_output(self, job: Job, write: Callable[[], None]) -> None:
@@ -121,11 +121,12 @@ class LargeResults:
             raise
 
 
-def _too_large(name: str, size: int, limit: int) -> PayloadError:
-    return PayloadError(
-        f"The output of task {name!r}: {size:,} bytes; at most {limit:,} are allowed without a payload store. See "
-        f"the setting payload_store."
+def _too_large(job: Job, size: int, limit: int) -> PayloadError:
+    job.refusal = error = PayloadError(
+        f"The output of task {job.dispatch.name!r}: {size:,} bytes; at most {limit:,} are allowed without a payload "
+        f"store. See the setting payload_store."
     )
+    return error
 
 
 def read_events(activation: Activation) -> Activation:

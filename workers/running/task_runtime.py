@@ -186,6 +186,9 @@ class JobRuntime:
         if self.job.completion is not None:
             return self.enqueue(tasks)  # the task has succeeded already
         tasks = self._as_children(tasks)
+        if self.job.transaction is not None:
+            self.job.transaction.insert_callbacks(tasks)  # they commit with the success, or are rolled back with it
+            return {}
         _check_size([*self.job.children, *tasks])
         self.job.children.extend(tasks)
         return {}
@@ -232,23 +235,18 @@ class JobRuntime:
     def transaction(self) -> Iterator[Any]:
         job = self.job
         database = self._require_database()
-        promised = len(job.children)
         with database._client.transactions.begin(job.dispatch.id, job.dispatch.attempt) as transaction:
             job.transaction = transaction
-            job.result = ENCODED_NONE
             try:
                 yield transaction.connection
                 transaction.insert_callbacks(job.children)
                 with job.commit() as is_allowed:
                     if not is_allowed:
                         raise self._completion_error()
-                    result = sealed(job.result, VALUE, database.settings)
-                    transaction.commit(result, time.monotonic() - job.started_at)
-                    job.completion = job.result
+                    result = transaction.result
+                    transaction.commit(sealed(result, VALUE, database.settings), time.monotonic() - job.started_at)
+                    job.completion = result
                     job.children.clear()
-            except BaseException:
-                del job.children[promised:]  # tasks enqueued in the block are dropped with it
-                raise
             finally:
                 job.transaction = None
 
@@ -261,11 +259,16 @@ class JobRuntime:
             )
         if job.options.store_result:
             limit = self._database.settings.largest_value
-            data = encode_value(result, f"The result of task {job.dispatch.name!r}", limit)
-            task = self._database.tasks.get(job.dispatch.name)
-            if task is not None:
-                task._signature.check_result(result, data)
-            job.result = data if self._large_results is None else self._large_results.store_if_large(job, data)
+            try:
+                data = encode_value(result, f"The result of task {job.dispatch.name!r}", limit)
+                task = self._database.tasks.get(job.dispatch.name)
+                if task is not None:
+                    task._signature.check_result(result, data)
+            except PayloadError as error:
+                job.refusal = error
+                raise
+            results = self._large_results
+            job.transaction.result = data if results is None else results.store_if_large(job, data)
 
     def open_output(self) -> Output:
         if self._large_results is None:

@@ -4,8 +4,8 @@ A *fire* is a moment at which a run is due, in UTC and whole microseconds. It id
 
 - A cron expression with fixed hours (`30 2 * * *`) follows the local time. A time that occurs twice fires only once, at
   its first occurrence. A skipped time fires at the moment of the clock change; several skipped times fire once.
-- An expression whose hour is `*` or `*/n` follows elapsed time: it fires whenever the local time matches, so twice in
-  a repeated hour, and not in a skipped hour.
+- An expression whose hour is `*` or `*/n` fires whenever the local time matches, as in other crons: twice in a repeated
+  hour, and not in a skipped hour. So `0 * * * *` fires every sixty minutes.
 - `every` ignores the local time. It counts from 1970 in UTC, so that `10m` means :00, :10, :20 whenever it was set, and
   setting it again does not shift it.
 """

@@ -18,6 +18,7 @@ from orchestrator.domain.dag.definition import Definition, Param, ParamType, Tri
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.values.sorting import sorted_sets
 
 Duration = float | str | timedelta
 """Seconds, a string such as `1h30m`, or a timedelta."""
@@ -172,7 +173,7 @@ class Workflow:
     def _plain(self) -> Any:
         try:
             return msgspec.to_builtins(
-                {**self._data, "tasks": self._steps}, builtin_types=(timedelta,), enc_hook=_text_of
+                sorted_sets({**self._data, "tasks": self._steps}), builtin_types=(timedelta,), enc_hook=_text_of
             )
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidWorkflow(f"workflow {self.name!r}: only plain data can be kept: {error}.") from None

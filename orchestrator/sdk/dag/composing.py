@@ -76,7 +76,9 @@ class Composer:
         definition = shape.definition(shape.add(part, None), is_fed=False)
         runtime = self._client.runtime()
         run_id = new_id() if runtime is None else runtime.next_id()
-        args = composed.packed(msgspec.msgpack.encode(_Arguments(self._client, run_id).of(part, is_fed=False)))
+        args = composed.packed(
+            msgspec.msgpack.encode(_Arguments(self._client, run_id, is_compared=key is not None).of(part, is_fed=False))
+        )
         definitions = [*shape.children.values(), definition]
 
         def create(run_id: bytes) -> bytes:
@@ -237,10 +239,12 @@ def _has_key(task: Task[..., Any]) -> bool:
 class _Arguments:
     """Checks and encodes the arguments of a composition, in the order of the parts of its definition."""
 
-    def __init__(self, client: Client, run_id: bytes) -> None:
+    def __init__(self, client: Client, run_id: bytes, *, is_compared: bool) -> None:
         self._settings = client.settings
         self._store = store_of(client.settings)
         self._run_id = run_id
+        self._is_compared = is_compared
+        """Whether the arguments are compared with those of another start with the same key."""
 
     def of(self, part: Part, *, is_fed: bool) -> list[Any]:
         """Return the arguments of the calls in a part. A fan-out has one list for all items."""
@@ -264,7 +268,7 @@ class _Arguments:
 
     def _of_call(self, call: Call[Any], *, is_fed: bool) -> list[Any]:
         task, args, kwargs = _task(call), call.args, call.kwargs
-        payload = encode_call(task.name, args, kwargs, self._settings.largest_value)
+        payload = encode_call(task.name, args, kwargs, self._settings.largest_value, is_compared=self._is_compared)
         if is_fed and not call.immutable:
             task._signature.check_partial(args, kwargs, payload)
         else:

@@ -14,6 +14,7 @@ from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.dag.registered import copy_task_options
 from orchestrator.sdk.tasks.handle import RunHandle
+from orchestrator.sdk.values.sorting import sorted_sets
 from orchestrator.sdk.waiting.async_variants import async_variant
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class StoredWorkflow:
     def start(self, /, **params: Any) -> RunHandle[Any]:
         """Start a run. The run is durable when this returns. Inside a task, the scheduler starts it."""
         key, tags = self._key, self._tags
+        if key is not None:
+            params = sorted_sets(params)  # they are compared with those of another start with the same key
 
         def create(run_id: bytes) -> bytes:
             return self._client.backend.workflows.start(self.name, params, run_id, key=key, tags=tags)

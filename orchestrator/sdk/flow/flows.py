@@ -21,6 +21,7 @@ from orchestrator.sdk.client import Client
 from orchestrator.sdk.dag.registered import options_of_node, redacting_alike
 from orchestrator.sdk.ids import new_id, parse_id
 from orchestrator.sdk.tasks.handle import RunHandle
+from orchestrator.sdk.values.sorting import sorted_sets
 from orchestrator.sdk.waiting.async_variants import async_variant, blocking
 from orchestrator.sdk.waiting.steps import Steps
 
@@ -122,6 +123,8 @@ class StartableFlow:
     def start(self, /, **params: Any) -> FlowHandle:
         """Start a run. The run is durable when this returns. Inside a task, the scheduler starts it."""
         key, tags, version, shared = self._key, self._tags, self._version, self._shared
+        if key is not None:
+            params = sorted_sets(params)  # they are compared with those of another start with the same key
         if shared and self._client.runtime() is not None:
             raise WrongState(
                 f"Flow {self.name!r} cannot be started inside a task with an initial shared state: give it "

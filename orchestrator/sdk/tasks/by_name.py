@@ -45,11 +45,12 @@ def call_by_name(
         )
         placed = placed._replace(unique=idempotency_key(name, key, period))
     is_inline = placed.unique is not None and placed.unique.same_call
+    limit = settings.max_payload if is_inline else settings.largest_value
     task = NewTask(
         id=new_id(),
         name=name,
         queue=chosen.queue or queue,
-        payload=encode_call(name, args, kwargs, settings.max_payload if is_inline else settings.largest_value),
+        payload=encode_call(name, args, kwargs, limit, is_compared=is_inline),
         priority=chosen.priority,
         delay=chosen.delay_seconds,
         options=placed.options,

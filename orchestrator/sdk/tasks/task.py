@@ -306,11 +306,12 @@ class Task(Parts[P, R]):
             if placed.unique.same_call and options.executor_call is None:
                 args, kwargs = self._signature.normal(args, kwargs)
         is_inline = placed.unique is not None and placed.unique.same_call
+        limit = settings.max_payload if is_inline else settings.largest_value
         return NewTask(
             id=identifier,
             name=self.name,
             queue=self.queue,
-            payload=encode_call(self.name, args, kwargs, settings.max_payload if is_inline else settings.largest_value),
+            payload=encode_call(self.name, args, kwargs, limit, is_compared=is_inline),
             priority=options.priority,
             delay=options.delay_seconds,
             options=placed.options if self._headers is None else with_headers(placed.options, self._headers),

@@ -14,6 +14,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.starts import is_start
 from orchestrator.domain.tasks.task import NewTask, UniqueKey
 from orchestrator.errors import AttemptOver, Unavailable, WrongState
+from orchestrator.sdk.values.payload import encode_value
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
 from orchestrator.store import database
@@ -28,6 +29,11 @@ _END_STATEMENT = re.compile(
     r"\s*(?:(?:--[^\n]*\n|/\*.*?\*/)\s*)*(COMMIT|END|ABORT|PREPARE\s+TRANSACTION|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b",
     re.IGNORECASE | re.DOTALL,
 )
+_SAVEPOINT = re.compile(
+    r"\s*(SAVEPOINT|RELEASE(?:\s+SAVEPOINT)?|ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?)\s+([^\s;]+)",
+    re.IGNORECASE,
+)
+_NO_RESULT = encode_value(None, "nothing", 1)
 _HINT = "To roll back only a part, use connection.begin_nested()."
 
 
@@ -53,6 +59,7 @@ class Transactions:
                     raise _attempt_over(task, attempt)
             transaction = TaskTransaction(connection, self._namespace, task, attempt, began)
             event.listen(connection, "rollback", transaction.note_rollback)
+            event.listen(connection, "before_cursor_execute", transaction.note_savepoint)
             try:
                 yield transaction
             except BaseException:
@@ -77,10 +84,32 @@ class TaskTransaction:
         self._task = task
         self._attempt = attempt
         self._began: int | None = began
+        self.result = _NO_RESULT
+        """The result that the commit records. Like the task's writes, a rollback undoes it."""
+        self._savepoints: list[tuple[str, bytes]] = []
+        """The savepoints by name, with the result at each, the oldest first."""
 
     def note_rollback(self, _: Connection) -> None:
         """Note that the task called `connection.rollback()`, which undoes all writes and begins a new transaction."""
         self._began = None
+        self.result = _NO_RESULT
+        self._savepoints.clear()
+
+    def note_savepoint(self, _: Connection, _cursor: object, statement: str, *_rest: Any) -> None:
+        """Note a statement about a savepoint, by `connection.begin_nested()` or in SQL."""
+        if (found := _SAVEPOINT.match(statement)) is None:
+            return
+        kind, name = found[1].upper(), found[2].lower()
+        if kind == "SAVEPOINT":
+            self._savepoints.append((name, self.result))
+            return
+        while self._savepoints:  # a rollback or a release ends the later savepoints, too
+            last, result = self._savepoints.pop()
+            if last == name:
+                if kind.startswith("ROLLBACK"):
+                    self.result = result
+                    self._savepoints.append((last, result))
+                return
 
     def enqueue(self, tasks: Sequence[NewTask]) -> dict[bytes, bytes]:
         """Insert tasks in the transaction. Return the ids of the tasks that hold the unique keys."""

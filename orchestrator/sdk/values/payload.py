@@ -9,7 +9,7 @@ import hashlib
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, time
+from datetime import datetime, time, timedelta
 from typing import IO, Any, get_args, get_origin
 
 import msgspec
@@ -21,6 +21,7 @@ from orchestrator.errors import PayloadError
 from orchestrator.payloads.keeping import open_bytes, read_encoded
 from orchestrator.references import BYTES, Reference, read_reference, whole_reference
 from orchestrator.sdk.values.conversion import convert, encode_other
+from orchestrator.sdk.values.sorting import sorted_sets
 from orchestrator.sealing import CALL, CODE, VALUE, open_data, open_extension
 
 __all__ = [
@@ -85,9 +86,8 @@ _describing_decoder = _decoder_with(str)
 _TIMESTAMP_BYTE = b"\xff"
 """A byte in every encoded timestamp, and rarely in other data."""
 _WITH_TIMES = (bytes, bytearray, datetime)
-_bare_time = re.compile(rb"\xa8\d\d:\d\d:\d\d").search
-_bare_microseconds = re.compile(rb"\xaf\d\d:\d\d:\d\d\.\d{6}").search
-"""The encodings of a time of day without an offset. A text may look the same, but data without a match has no time."""
+_time_of_day = re.compile(rb":(?<=[\xa8\xa9\xae-\xb0\xb5]\d\d:)\d\d:\d\d").search
+"""The encoding of a time of day. A text may look the same, but data without a match has no time."""
 _parts = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
 
 
@@ -110,10 +110,21 @@ def _call(data: bytes) -> bytes:
 
 
 def encode_call(
-    name: str, arguments: Sequence[Any], keywords: Mapping[str, Any], limit: int, what: str = "task"
+    name: str,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    limit: int,
+    what: str = "task",
+    *,
+    is_compared: bool = False,
 ) -> bytes:
-    """Encode the arguments of a call of a task, workflow or query. An error names the argument at fault."""
+    """Encode the arguments of a call of a task, workflow or query. An error names the argument at fault.
+
+    If the call is compared with repetitions of it, sets are encoded in the same order in every process.
+    """
     try:
+        if is_compared:
+            arguments, keywords = sorted_sets((arguments, keywords))
         data = _encoder.encode((arguments, keywords))
         if _TIMESTAMP_BYTE in data:
             data = _with_zones(data, (arguments, keywords))
@@ -162,8 +173,8 @@ def _with_zones(data: bytes, value: Any) -> bytes:
 
 
 def _refuse_lost_zones(data: bytes, value: Any) -> None:
-    """Refuse a time of day with a named zone: without a date, the zone has no offset and would be lost."""
-    if not _bare_time(data) and not _bare_microseconds(data):
+    """Refuse a time of day whose zone would be lost: a named one, which has no offset without a date, or seconds."""
+    if not _time_of_day(data):
         return
     try:
         pending = [msgspec.to_builtins(value, builtin_types=(*_WITH_TIMES, time), enc_hook=encode_other)]
@@ -171,12 +182,18 @@ def _refuse_lost_zones(data: bytes, value: Any) -> None:
         return
     while pending:
         item = pending.pop()
-        if isinstance(item, time) and item.tzinfo is not None and item.utcoffset() is None:
-            raise ValueError(
-                f"the time {item.isoformat()} has the zone {item.tzinfo}, which has no offset without a date "
-                "and would be lost; pass a datetime, or the time without its zone and the name of the zone "
-                "separately"
-            )
+        if isinstance(item, time) and item.tzinfo is not None:
+            if (offset := item.utcoffset()) is None:
+                raise ValueError(
+                    f"the time {item.isoformat()} has the zone {item.tzinfo}, which has no offset without a date "
+                    "and would be lost; pass a datetime, or the time without its zone and the name of the zone "
+                    "separately"
+                )
+            if offset % timedelta(minutes=1):
+                raise ValueError(
+                    f"the time {item.isoformat()} has an offset with seconds, which would be lost; pass a datetime, or "
+                    f"an offset of whole minutes"
+                )
         if isinstance(item, dict):
             pending += [*item, *item.values()]
         elif isinstance(item, (list, tuple, set, frozenset)):

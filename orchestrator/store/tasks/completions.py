@@ -3,7 +3,7 @@
     worker   BEGIN; is the attempt current?   the task's own statements …   complete, notify the leader, COMMIT
     leader                                                                        ends the task as success
 
-The worker sends the last three statements as one message: a worker that is stopped or cut off has sent all of them or
+The worker sends the last three steps as one message: a worker that is stopped or cut off has sent all of them or
 none, so it holds no lock on the task's row. A task with a completion is never dispatched again, and ends only as
 success.
 """
@@ -51,6 +51,10 @@ def begin(connection: Connection, task: bytes, attempt: int) -> int | None:
 
 # A message of several statements cannot have parameters, so the SQL contains the values: numbers and hexadecimal.
 #
+# After the COMMIT, a second transaction ends what the task may have set for its session, which the next task gets. It
+# does what DISCARD ALL does, which no transaction can run; but prepared statements stay, because drivers and poolers
+# rely on theirs. Psycopg2 reads dates only in the style ISO, which it sets when it connects.
+#
 # The driver does not notice the COMMIT and rolls back afterwards; AND CHAIN has begun an empty transaction for that.
 _COMMIT = Statement[None](f"""
 DO /* completions.commit */ $complete$ BEGIN
@@ -65,6 +69,16 @@ DO /* completions.commit */ $complete$ BEGIN
     INSERT INTO orchestrator.inbox (kind, target, body)
     VALUES ('{RequestKind.COMPLETE_TASK}', '{{task}}', to_jsonb({{duration:f}}));
 END $complete$;
+COMMIT AND CHAIN;
+CLOSE ALL;
+SET SESSION AUTHORIZATION DEFAULT;
+RESET ROLE;
+RESET ALL;
+SET datestyle = ISO;
+UNLISTEN *;
+SELECT pg_advisory_unlock_all();
+DISCARD SEQUENCES;
+DISCARD TEMP;
 COMMIT AND CHAIN
 """)
 
