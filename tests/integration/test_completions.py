@@ -59,6 +59,11 @@ def engine(database_url: str) -> Iterator[Engine]:
         connection.exec_driver_sql(
             "CREATE TABLE unique_later (entry text, UNIQUE (entry) DEFERRABLE INITIALLY DEFERRED)"
         )
+        connection.exec_driver_sql("CREATE TABLE account (id int PRIMARY KEY)")
+        connection.exec_driver_sql(
+            "CREATE TABLE booking (account int REFERENCES account DEFERRABLE INITIALLY DEFERRED)"
+        )
+        connection.exec_driver_sql("INSERT INTO account VALUES (7)")
     yield engine
     engine.dispose()
 
@@ -188,6 +193,28 @@ def test_an_attempt_that_the_leader_takes_away_meanwhile_keeps_nothing(
     assert outcome(connection, task)[0] in ("pending", "failed", "cancelled")
     assert ledger(connection) == []
     assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.inbox").scalar_one() == 0
+
+
+def test_a_deferred_constraint_that_waits_holds_no_lock_on_the_task(
+    connection: Connection, other: Connection, engine: Engine
+) -> None:
+    task = put(connection)
+    connection.exec_driver_sql("SET LOCAL lock_timeout = '300ms'")
+    with engine.connect() as colleague:
+        colleague.exec_driver_sql("SELECT FROM account WHERE id = 7 FOR UPDATE")
+        assert completions.begin(other, task, 1)
+        write(other, "too late")
+        other.exec_driver_sql("INSERT INTO booking VALUES (7)")
+
+        def take_away() -> None:
+            try:
+                apply(connection, Failed(task, 1, 5.0, TaskError("TaskTimeout", "")))
+            finally:
+                colleague.rollback()
+
+        assert beside(lambda: completions.commit(other, task, 1, ONE, 0.1), other, take_away) is False
+    other.rollback()
+    assert (outcome(connection, task)[0], ledger(connection)) == ("failed", [])
 
 
 def test_other_writes_of_the_leader_do_no_harm_to_a_completion(connection: Connection, other: Connection) -> None:
