@@ -45,6 +45,7 @@ from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.tasks.creation import Foreseen
+from orchestrator.scheduler.tasks.locked import LockedTasks
 from orchestrator.scheduler.tasks.reports import Decoded, Reports
 from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.scheduler.transaction import Transaction, affects_everything
@@ -130,11 +131,12 @@ class Term:
         self.flows = flows = Flows(settings.max_payload)
         self.runs = runs = Runs(dags, flows, triggers, code, backlog)
         self.cancels = Cancels(runs, backlog)
-        requests = Requests(runs, self.cancels, triggers, code, backlog, lanes, fleet)
-        self.pending_work = PendingWork(settings, fleet, code, backlog, runs, self.cancels, requests)
-        self._reports = Reports(
-            code, settings.loss_limit, settings.inline_result, streams.signing, settings.unknown_task_timeout
+        self._reports = reports = Reports(
+            *(code, settings.loss_limit, settings.inline_result, streams.signing, settings.unknown_task_timeout),
+            LockedTasks(),
         )
+        requests = Requests(runs, self.cancels, triggers, code, backlog, lanes, fleet, reports)
+        self.pending_work = PendingWork(settings, fleet, code, backlog, runs, self.cancels, requests)
         self._reconciler = Reconciler(fleet)
         self.generations = Generations(streams, leadership, settings.batch, self._apply_leftover)
         self.link = Link(
