@@ -36,9 +36,12 @@ from orchestrator.store.code.expectations import PromiseAnswer
 from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.store.limits import queues
 from orchestrator.store.postgres_errors import error_line
-from orchestrator.store.tasks import cancels, completions, redrive, transitions, unique
+from orchestrator.store.tasks import cancels, completions, redrive, revival, transitions, unique
 from orchestrator.store.tasks.redrive import EndCursor, FailedFilter
+from orchestrator.telemetry import get_logger
 from orchestrator.transport.quarantine import Refused
+
+log = get_logger("scheduler")
 
 _SLICE = 250
 """Tasks that a bulk request processes between two checks of the clock."""
@@ -151,8 +154,16 @@ class Requests:
 
     def _retry_tasks(self, tx: Transaction, items: list[Request], _: int) -> list[int]:
         attempts = [(item.body or {}).get("attempt") for item in items]
-        contested = retry_tasks(tx, self.runs, _targets(items), attempts=attempts).contested
-        return [item.id for item in items if item.target in contested]
+        revived = retry_tasks(tx, self.runs, _targets(items), attempts=attempts)
+        done = {task.id for task in revived.moved} | revived.contested
+        if dropped := [item.target for item in items if item.target not in done]:
+            for task, holder in revival.not_retried(tx.connection, dropped):
+                log.warning(
+                    "task.not_retried holder=%s: that task has the unique key now",
+                    to_text(holder),
+                    extra={"task_id": to_text(task)},
+                )
+        return [item.id for item in items if item.target in revived.contested]
 
     def _retry_runs(self, tx: Transaction, items: list[Request], limit: int) -> list[int]:
         freed = self.backlog.free(tx, _targets(items))

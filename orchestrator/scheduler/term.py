@@ -238,7 +238,9 @@ class Term:
         with self._transaction(cursor, with_pending_work=is_full_check) as (tx, pending_work):
             if not is_full_check:
                 self._shorten(tx, cursor, decoded, are_plain=are_plain, is_nudged=inbound.nudged)
+            tx.budget.part = "apply reports"
             self._reports.apply(tx, decoded)
+            tx.budget.finish(tx.budget.part, None)
             if moved := tx.result.outgoing.moved:
                 self._last_was_single = moved[0].is_single
             if suspicion is not None and inbound.complete:
