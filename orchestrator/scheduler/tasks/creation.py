@@ -84,6 +84,11 @@ def cancel_tasks(
             inbox.add_all(tx.connection, RequestKind.CANCEL_TASK, [NewRequest(task, "null") for task in locked])
             tx.result.wake.requests = True
         ids = [task for task in ids if task not in locked]
+    cancel_now(tx, ids, error)
+
+
+def cancel_now(tx: Transaction, ids: Sequence[bytes], error: TaskError = _CANCELLED) -> None:
+    """Cancel different tasks in any state, whose rows the caller has locked or may wait for."""
     create_tasks(tx, _endings_of(details.executions(tx.connection, ids)))
     endings = [AttemptEnd(task, None, "cancelled", error.to_json()) for task in ids]
     moved = transitions.end(tx.connection, TaskState.CANCELLED, endings, tx.now)
