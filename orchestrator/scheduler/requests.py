@@ -27,6 +27,7 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.cancels import Cancels, requeue_runs, retry_plain, retry_tasks
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
+from orchestrator.scheduler.tasks.reports import Reports
 from orchestrator.scheduler.tasks.starts import start_runs
 from orchestrator.scheduler.transaction import Transaction, isolate
 from orchestrator.store import fleet, inbox
@@ -35,9 +36,12 @@ from orchestrator.store.code.expectations import PromiseAnswer
 from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.store.limits import queues
 from orchestrator.store.postgres_errors import error_line
-from orchestrator.store.tasks import cancels, completions, redrive, transitions, unique
+from orchestrator.store.tasks import cancels, completions, redrive, revival, transitions, unique
 from orchestrator.store.tasks.redrive import EndCursor, FailedFilter
+from orchestrator.telemetry import get_logger
 from orchestrator.transport.quarantine import Refused
+
+log = get_logger("scheduler")
 
 _SLICE = 250
 """Tasks that a bulk request processes between two checks of the clock."""
@@ -59,6 +63,7 @@ class Requests:
     backlog: Backlog
     lanes: LaneService
     workers: Fleet
+    reports: Reports
 
     def apply(self, tx: Transaction, limit: int) -> None:
         """Apply the oldest requests in order, adjacent ones of the same kind together."""
@@ -83,6 +88,8 @@ class Requests:
             if handler := self._handlers.get(kind):
                 unfinished.update(handler(tx, same, limit) or ())
         inbox.remove(tx.connection, [item.id for item in items if item.id not in unfinished])
+        if 2 * len(unfinished) > min(limit, tx.budget.slice):  # others must have their turn
+            inbox.move_back(tx.connection, list(unfinished))
 
     def __post_init__(self) -> None:
         code, lanes, runs, triggers = self.code, self.lanes, self.runs, self.triggers
@@ -91,8 +98,8 @@ class Requests:
                 tx, [(item.target, bool(item.body)) for item in items]
             ),
             RequestKind.CANCEL_RUN: self._cancel_runs,
-            RequestKind.CANCEL_TASK: lambda tx, items, _: cancel_by_id(tx, _targets(items)),
-            RequestKind.COMPLETE_TASK: lambda tx, items, _: complete_tasks(tx, items),
+            RequestKind.CANCEL_TASK: self._unless_locked(lambda tx, items: cancel_by_id(tx, _targets(items))),
+            RequestKind.COMPLETE_TASK: self._unless_locked(complete_tasks),
             RequestKind.DRAIN: _drain,
             RequestKind.ENQUEUE: lambda tx, items, _: enqueue_with_keys(tx, items),
             RequestKind.EVENT: lambda tx, items, _: triggers.start_on_events(tx, items),
@@ -102,6 +109,7 @@ class Requests:
             RequestKind.QUERY: lambda tx, items, _: code.ask(tx, queries(items)),
             RequestKind.QUEUES: _queues_changed,
             RequestKind.REDRIVE: self._redrive,
+            RequestKind.REPORT: self._apply_kept,
             RequestKind.REJECT: lambda tx, items, _: settle_promises(tx, items),
             RequestKind.RESET: lambda tx, items, _: reset_runs(tx, runs, items),
             RequestKind.RESOLVE: lambda tx, items, _: settle_promises(tx, items),
@@ -116,6 +124,23 @@ class Requests:
                 tx, cancels.unstarted(tx.connection, _targets(items)), _WITHDRAWN
             ),
         }
+
+    def _unless_locked(self, do: Callable[[Transaction, list[Request]], None]) -> Handler:
+        """Return a handler that leaves requests about locked tasks for a later tick."""
+
+        def handle(tx: Transaction, items: list[Request], _: int) -> list[int]:
+            locked = self.reports.locked.among(tx, set(_targets(items)), items)
+            do(tx, [item for item in items if item.target not in locked])
+            return [item.id for item in items if item.target in locked]
+
+        return handle
+
+    def _apply_kept(self, tx: Transaction, items: list[Request], _: int) -> list[int]:
+        """Apply reports that were kept because tasks were locked."""
+        reports, unfinished = self.reports.locked.take(tx, items)
+        self.reports.apply_reports(tx, reports)
+        self.runs.advance(tx)
+        return unfinished
 
     def _cancel_runs(self, tx: Transaction, items: list[Request], _: int) -> None:
         self.cancels.mark(tx, _targets(items))
@@ -134,8 +159,16 @@ class Requests:
 
     def _retry_tasks(self, tx: Transaction, items: list[Request], _: int) -> list[int]:
         attempts = [(item.body or {}).get("attempt") for item in items]
-        contested = retry_tasks(tx, self.runs, _targets(items), attempts=attempts).contested
-        return [item.id for item in items if item.target in contested]
+        revived = retry_tasks(tx, self.runs, _targets(items), attempts=attempts)
+        done = {task.id for task in revived.moved} | revived.contested
+        if dropped := [item.target for item in items if item.target not in done]:
+            for task, holder in revival.not_retried(tx.connection, dropped):
+                log.warning(
+                    "task.not_retried holder=%s: that task has the unique key now",
+                    to_text(holder),
+                    extra={"task_id": to_text(task)},
+                )
+        return [item.id for item in items if item.target in revived.contested]
 
     def _retry_runs(self, tx: Transaction, items: list[Request], limit: int) -> list[int]:
         freed = self.backlog.free(tx, _targets(items))

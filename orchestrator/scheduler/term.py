@@ -45,6 +45,7 @@ from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.tasks.creation import Foreseen
+from orchestrator.scheduler.tasks.locked import LockedTasks
 from orchestrator.scheduler.tasks.reports import Decoded, Reports
 from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.scheduler.transaction import Transaction, affects_everything
@@ -130,11 +131,12 @@ class Term:
         self.flows = flows = Flows(settings.max_payload)
         self.runs = runs = Runs(dags, flows, triggers, code, backlog)
         self.cancels = Cancels(runs, backlog)
-        requests = Requests(runs, self.cancels, triggers, code, backlog, lanes, fleet)
-        self.pending_work = PendingWork(settings, fleet, code, backlog, runs, self.cancels, requests)
-        self._reports = Reports(
-            code, settings.loss_limit, settings.inline_result, streams.signing, settings.unknown_task_timeout
+        self._reports = reports = Reports(
+            *(code, settings.loss_limit, settings.inline_result, streams.signing, settings.unknown_task_timeout),
+            LockedTasks(),
         )
+        requests = Requests(runs, self.cancels, triggers, code, backlog, lanes, fleet, reports)
+        self.pending_work = PendingWork(settings, fleet, code, backlog, runs, self.cancels, requests)
         self._reconciler = Reconciler(fleet)
         self.generations = Generations(streams, leadership, settings.batch, self._apply_leftover)
         self.link = Link(
@@ -236,7 +238,9 @@ class Term:
         with self._transaction(cursor, with_pending_work=is_full_check) as (tx, pending_work):
             if not is_full_check:
                 self._shorten(tx, cursor, decoded, are_plain=are_plain, is_nudged=inbound.nudged)
+            tx.budget.part = "apply reports"
             self._reports.apply(tx, decoded)
+            tx.budget.finish(tx.budget.part, None)
             if moved := tx.result.outgoing.moved:
                 self._last_was_single = moved[0].is_single
             if suspicion is not None and inbound.complete:

@@ -55,6 +55,8 @@ class RequestKind(StrEnum):
     """A signal for a run of a flow; the body has the key, the value, the sender and the reason."""
     COMPLETE_TASK = "complete task"
     """A task completed in a transaction of its own; the body is the run time in seconds."""
+    REPORT = "report"
+    """A worker's report about a task whose row was locked; the body has the worker and the report."""
 
 
 class Request(NamedTuple):
@@ -161,6 +163,11 @@ def read(connection: Connection, limit: int) -> list[Request]:
 @Prepared.function("DELETE /* inbox.remove */ FROM orchestrator.inbox WHERE id = ANY(%(ids)s::bigint[])")
 def remove(connection: Connection, ids: list[int]) -> None:
     """Delete requests that were applied."""
+
+
+@Prepared.function("UPDATE /* inbox.move_back */ orchestrator.inbox SET id = DEFAULT WHERE id = ANY(%(ids)s::bigint[])")
+def move_back(connection: Connection, ids: list[int]) -> None:
+    """Move requests behind all others."""
 
 
 @Prepared.function("""

@@ -18,6 +18,7 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.cancels import Cancels, retry_tasks
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.tasks.creation import cancel_tasks
+from orchestrator.scheduler.tasks.locked import LockedTasks, Reported
 from orchestrator.scheduler.tasks.reports import Reports
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
@@ -36,8 +37,8 @@ class Parts:
         code, triggers = CodeRuns(fleet, backlog), Triggers(dags)
         self.runs = Runs(dags, Flows(1_000_000), triggers, code, backlog)
         self.cancels = Cancels(self.runs, backlog)
-        self._requests = Requests(self.runs, self.cancels, triggers, code, backlog, lanes, fleet)
-        self._reports = Reports(code, 2, 100, OFF, 300.0)
+        self._reports = Reports(code, 2, 100, OFF, 300.0, LockedTasks())
+        self._requests = Requests(self.runs, self.cancels, triggers, code, backlog, lanes, fleet, self._reports)
 
     @property
     def result(self) -> TickResult:
@@ -45,6 +46,9 @@ class Parts:
 
     def report(self, *reports: Report) -> None:
         self._reports.apply_reports(self.tx, [("1-0", "w", report) for report in reports])
+
+    def judge(self, *verdicts: Reported) -> None:
+        self._reports.apply_reports(self.tx, verdicts)
 
     def begin(self) -> None:
         self.runs.begin(self.tx, 10)

@@ -31,11 +31,23 @@ from orchestrator import (
 )
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import TaskState
-from orchestrator.domain.tasks.task import Dispatch, Failed, Lost, NewTask, Noted, Succeeded, TaskError
+from orchestrator.domain.tasks.task import (
+    Dispatch,
+    Failed,
+    Lost,
+    NewTask,
+    Noted,
+    Returned,
+    Started,
+    Succeeded,
+    TaskError,
+)
+from orchestrator.scheduler.tasks.locked import VERDICT
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.sdk.values.payload import decode_value
-from orchestrator.store import database
+from orchestrator.store import database, inbox
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.tasks import claims, completions, details, enqueue, transitions
 from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Requeue
 from orchestrator.workers.functions import Allowed
@@ -61,6 +73,11 @@ def engine(database_url: str) -> Iterator[Engine]:
         connection.exec_driver_sql(
             "CREATE TABLE unique_later (entry text, UNIQUE (entry) DEFERRABLE INITIALLY DEFERRED)"
         )
+        connection.exec_driver_sql("CREATE TABLE account (id int PRIMARY KEY)")
+        connection.exec_driver_sql(
+            "CREATE TABLE booking (account int REFERENCES account DEFERRABLE INITIALLY DEFERRED)"
+        )
+        connection.exec_driver_sql("INSERT INTO account VALUES (7)")
     yield engine
     engine.dispose()
 
@@ -73,6 +90,17 @@ def connection(engine: Engine) -> Iterator[Connection]:
         connection.exec_driver_sql("DELETE FROM ledger")
     with engine.connect() as connection:
         yield connection
+
+
+@pytest.fixture
+def impatient(connection: Connection) -> Iterator[None]:
+    """Let the leader's statements fail soon if they wait for a lock."""
+    connection.exec_driver_sql("SET lock_timeout = '300ms'")
+    connection.commit()
+    yield
+    connection.rollback()
+    connection.exec_driver_sql("RESET lock_timeout")
+    connection.commit()
 
 
 @pytest.fixture
@@ -192,16 +220,167 @@ def test_a_completion_of_an_attempt_taken_away_meanwhile_is_rolled_back(
     assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.inbox").scalar_one() == 0
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_deferred_constraint_that_waits_holds_no_lock_on_the_task(
+    connection: Connection, other: Connection, engine: Engine
+) -> None:
+    task = put(connection)
+    with engine.connect() as colleague:
+        colleague.exec_driver_sql("SELECT FROM account WHERE id = 7 FOR UPDATE")
+        assert completions.begin(other, task, 1)
+        write(other, "too late")
+        other.exec_driver_sql("INSERT INTO booking VALUES (7)")
+
+        def take_away() -> None:
+            try:
+                apply(connection, Failed(task, 1, 5.0, TaskError("TaskTimeout", "")))
+            finally:
+                colleague.rollback()
+
+        assert beside(lambda: completions.commit(other, task, 1, ONE, 0.1), other, take_away) is False
+    other.rollback()
+    assert (outcome(connection, task)[0], ledger(connection)) == ("failed", [])
+
+
 def test_other_writes_of_the_leader_do_no_harm_to_a_completion(connection: Connection, other: Connection) -> None:
-    for change in (
-        lambda task: transitions.start(connection, [AttemptStart(task, 1, 0.5, "worker")], NOW),
-        lambda task: details.save(connection, [Noted(task, 1, b"details")]),
-    ):
-        task = put(connection)
-        with holding(other, task) as release:
-            beside(lambda change=change, task=task: change(task), connection, release)  # type: ignore[misc]
+    task = put(connection)
+    with holding(other, task) as release:
+        beside(lambda: details.save(connection, [Noted(task, 1, b"details")]), connection, release)
+    connection.commit()
+    assert outcome(connection, task)[1:] == (1, ONE)
+
+
+REPORTS_OF_LOCKED: dict[str, tuple[str, Callable[[bytes], Any]]] = {
+    "failed": ("failed", lambda task: Failed(task, 1, 5.0, TaskError("TaskTimeout", ""))),
+    "lost": ("pending", lambda task: Lost(task, 1, alone=False)),
+    "returned": ("pending", lambda task: Returned(task, 1, "draining")),
+}
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("name", REPORTS_OF_LOCKED)
+@pytest.mark.parametrize("completes", [True, False])
+def test_a_report_about_a_locked_task_is_kept_until_the_lock_is_gone(
+    connection: Connection, other: Connection, name: str, completes: bool
+) -> None:
+    state, report = REPORTS_OF_LOCKED[name]
+    task, free = put(connection, running=True), put(connection, running=True)
+    with holding(other, task) as release:
+        first = apply(connection, report(task), Started(task, 1, 0.1), report(free))
+        again = apply(connection)
+        assert (first.wake.contested, again.wake.contested) == (True, True)
+        assert (outcome(connection, task)[0], outcome(connection, free)[0]) == ("running", state)
+        if completes:
+            release()
+    apply(connection)  # a leader that knows nothing of the first
+    assert outcome(connection, task)[0] == ("running" if completes else state)
+    assert inbox_kinds(connection) == []
+    assert apply(connection).wake.contested is False
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_start_of_a_locked_attempt_is_not_awaited(connection: Connection, other: Connection) -> None:
+    task = put(connection)
+    with holding(other, task) as release:
+        apply(connection, Started(task, 1, 0.5))
+        release()
+    assert outcome(connection, task) == ("dispatched", 1, ONE)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_verdict_about_a_locked_task_is_not_kept(connection: Connection, other: Connection) -> None:
+    """The reconciler repeats it, and the worker's own kept report comes first."""
+    task = put(connection)
+    verdict = (VERDICT, "w", Returned(task, 1, "message lost"))
+    leader = Parts(connection, NOW)
+    with holding(other, task):
+        leader.judge(verdict)
+        assert inbox_kinds(connection) == []
+        leader.report(Failed(task, 1, 5.0, TaskError("TaskTimeout", "")))
+        leader.tx.connection.commit()
+    leader.judge(verdict)
+    leader.apply_inbox(100)
+    connection.commit()
+    assert outcome(connection, task)[0] == "failed"
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("completes", [True, False])
+def test_a_cancel_of_a_locked_task_is_kept_until_the_lock_is_gone(
+    connection: Connection, other: Connection, completes: bool
+) -> None:
+    task, free = put(connection, running=True), put(connection, running=True)
+    for target in (task, free):
+        inbox.add(connection, RequestKind.CANCEL_TASK, target)
+    connection.commit()
+    with holding(other, task) as release:
+        result = apply(connection)
+        assert (result.wake.contested, result.outgoing.set_aside) == (True, [])
+        assert (outcome(connection, free)[0], inbox_kinds(connection)) == ("cancelled", ["cancel task"])
+        if completes:
+            release()
+    apply(connection)
+    assert outcome(connection, task)[0] == ("running" if completes else "cancelled")
+    assert inbox_kinds(connection) == []
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_leader_itself_asks_again_to_cancel_a_locked_task(connection: Connection, other: Connection) -> None:
+    task = put(connection, running=True)
+    with holding(other, task):
+        Parts(connection, NOW).cancel([task])
         connection.commit()
-        assert outcome(connection, task)[1:] == (1, ONE)
+    apply(connection)
+    assert outcome(connection, task)[0] == "cancelled"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_completion_whose_task_somebody_has_locked_is_kept(connection: Connection, other: Connection) -> None:
+    task = put(connection)
+    assert complete(other, task)
+    other.exec_driver_sql(f"SELECT FROM orchestrator.tasks WHERE id = '{task.hex()}' FOR UPDATE")
+    apply(connection)
+    assert inbox_kinds(connection) == ["complete task"]
+    other.rollback()
+    apply(connection)
+    assert outcome(connection, task) == ("success", 1, ONE)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_requests_about_locked_tasks_do_not_keep_others_from_their_turn(
+    connection: Connection, other: Connection
+) -> None:
+    task, free = put(connection, running=True), put(connection, running=True)
+    for target in (task, free):
+        inbox.add(connection, RequestKind.CANCEL_TASK, target)
+    connection.commit()
+    with holding(other, task):
+        for _ in range(2):
+            leader = Parts(connection, NOW)
+            leader.apply_inbox(1)
+            connection.commit()
+        assert outcome(connection, free)[0] == "cancelled"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_has_locked_a_task_for_long_is_logged(
+    connection: Connection, other: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = put(connection, running=True)
+    inbox.add(connection, RequestKind.CANCEL_TASK, task)
+    connection.exec_driver_sql("UPDATE orchestrator.inbox SET created_at = now() - interval '6 seconds'")
+    connection.commit()
+    pid = other.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+    with holding(other, task):
+        apply(connection)
+    assert [f"holder=pid {pid} " in record.getMessage() for record in caplog.records] == [True]
+    assert "task.locked request='cancel task'" in caplog.text
+
+
+def inbox_kinds(connection: Connection) -> list[str]:
+    kinds = [row[0] for row in connection.exec_driver_sql("SELECT kind FROM orchestrator.inbox ORDER BY id")]
+    connection.rollback()
+    return kinds
 
 
 class holding:  # noqa: N801

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine
@@ -92,6 +93,35 @@ def test_a_part_that_timed_out_does_less_work_and_then_more_again(
         return dispatched(system) == KEYED
 
     eventually(are_all_dispatched, "all are handed out")
+    assert leader._leadership.term == 2, "by the same leader, in one term"
+
+
+def test_a_success_of_a_task_that_a_person_has_locked_delays_the_others_once(
+    system: System, lead: Lead, engine: Engine
+) -> None:
+    worker = system.worker(slots=10)
+    locked, free = system.job.enqueue(1), system.job.enqueue(2)
+    leader = lead()
+    leader.tick()
+    dispatches = {dispatch.id: dispatch for dispatch in worker.take()}
+    with engine.connect() as person:
+        person.exec_driver_sql(f"SELECT FROM orchestrator.tasks WHERE id = '{locked.id}' FOR UPDATE")
+        for task in (locked, free):
+            worker.succeed(dispatches[UUID(task.id).bytes])
+
+        def is_over() -> bool:
+            leader.tick()
+            return free.status() == "success"
+
+        eventually(is_over, "the other one has ended")
+        assert locked.status() == "dispatched"
+        person.rollback()
+
+    def are_over() -> bool:
+        leader.tick()
+        return locked.status() == "success"
+
+    eventually(are_over, "both have ended")
     assert leader._leadership.term == 2, "by the same leader, in one term"
 
 

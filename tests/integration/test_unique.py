@@ -158,6 +158,36 @@ def test_an_expired_key_does_not_prevent_a_retry(system: System) -> None:
     ]
 
 
+@pytest.mark.parametrize("scope", ["pending", "running"])
+def test_who_enqueues_before_a_retry_is_applied_gets_the_retried_task(system: System, scope: str) -> None:
+    first = failed(system, unique_for=scope)
+    first.retry()
+    assert unique(system, unique_for=scope).enqueue(1) == first
+    system.pass_seconds()
+    system.workers[0].succeed(*system.workers[0].take())
+    system.tick()
+    assert (first.status(), keys(system)) == ("success", [])
+
+
+def test_a_retry_that_is_not_applied_frees_the_key(system: System) -> None:
+    first = failed(system)
+    first.retry()
+    system.sql("UPDATE orchestrator.inbox SET body = body || '{\"attempt\": 7}'")
+    system.pass_seconds()
+    assert (first.status(), keys(system)) == ("failed", [])
+
+
+def test_a_retry_whose_key_another_task_has_by_now_is_logged(system: System, caplog: pytest.LogCaptureFixture) -> None:
+    """A client of an earlier release asks without taking the key."""
+    first = failed(system)
+    first.retry()
+    system.sql("DELETE FROM orchestrator.unique_keys")
+    other = unique(system).enqueue(1)
+    system.pass_seconds()
+    assert system.states(first, other) == ["failed", "dispatched"]
+    assert f"task.not_retried holder={other.id}" in caplog.text
+
+
 def test_the_first_of_two_retries_takes_the_key(system: System) -> None:
     first, second = failed(system), failed(system)
     first.retry()
@@ -212,7 +242,7 @@ def test_a_bulk_retry_retries_one_task_for_each_key(system: System) -> None:
 
 @pytest.mark.parametrize("committed", [False, True])
 def test_a_retry_waits_for_an_open_transaction_that_takes_its_key(
-    system: System, engine: Engine, committed: bool
+    system: System, engine: Engine, caplog: pytest.LogCaptureFixture, committed: bool
 ) -> None:
     first = failed(system)
     with engine.connect() as connection:
@@ -227,6 +257,7 @@ def test_a_retry_waits_for_an_open_transaction_that_takes_its_key(
     system.pass_seconds(2)
     assert system.count("inbox") == 0
     assert system.states(first) == (["failed"] if committed else ["dispatched"])
+    assert (f"task.not_retried holder={other.id}" in caplog.text) is committed
     assert [row["id"].bytes for row in system.sql("SELECT id FROM orchestrator.tasks")] == [
         raw(other if committed else first)
     ]

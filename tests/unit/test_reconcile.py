@@ -9,7 +9,7 @@ from orchestrator.domain.tasks.task import Dispatch, Lost, Returned
 from orchestrator.scheduler.fleet.capabilities import Placement
 from orchestrator.scheduler.fleet.reconcile import Reconciler
 from orchestrator.scheduler.fleet.view import Fleet
-from orchestrator.scheduler.tasks.reports import Reported
+from orchestrator.scheduler.tasks.locked import Reported
 from orchestrator.store.tasks.waiting import InFlight
 from orchestrator.transport.codec import Heartbeat, encode, pack_attempt
 from orchestrator.transport.leader.queues import Message

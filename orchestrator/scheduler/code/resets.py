@@ -28,7 +28,7 @@ from orchestrator.scheduler.code import other_runs
 from orchestrator.scheduler.code.runs import CodeRuns, reply
 from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.runs.creation import create_runs
-from orchestrator.scheduler.tasks.creation import cancel_tasks
+from orchestrator.scheduler.tasks.creation import cancel_now
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store import payloads
 from orchestrator.store.code import expectations, histories, resets
@@ -137,7 +137,7 @@ def _timeout_of(events: Sequence[Event]) -> float | None:
 def _end(tx: Transaction, runs: Runs, ids: list[bytes]) -> None:
     """End open runs by their turn tasks, like all code runs. Their open tasks are cancelled later, in slices."""
     if ids:
-        cancel_tasks(tx, ids)
+        cancel_now(tx, ids)  # a request could cancel the new runs instead
         runs.advance(tx, resetting=ids)
 
 

@@ -43,7 +43,7 @@ from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.fleet.watch import FleetWatch
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.scheduler.link import FAILURES, Link
-from orchestrator.scheduler.tasks.reports import Reported
+from orchestrator.scheduler.tasks.locked import VERDICT, Reported
 from orchestrator.store.tasks import waiting
 from orchestrator.store.tasks.waiting import InFlight
 from orchestrator.transport.codec import Malformed, decode_dispatches
@@ -154,15 +154,15 @@ class Reconciler:
             queue, message = suspicion.where.get(attempt, ("", None))
             if message is not None and message.consumer is None:
                 if (queue, message.entry) in suspicion.taken_back:
-                    reports.append(("reconcile", "nobody", Returned(task.id, task.attempt, "not received")))
+                    reports.append((VERDICT, "nobody", Returned(task.id, task.attempt, "not received")))
                 elif is_private(queue) and task.is_turn_task and task.age > _UNRECEIVED_AFTER:
-                    reports.append(("reconcile", "nobody", Returned(task.id, task.attempt, "not received")))
+                    reports.append((VERDICT, "nobody", Returned(task.id, task.attempt, "not received")))
                     withdraw[queue].append(message.entry)
                 continue
             owner = message.consumer if message is not None else task.worker
             if owner is not None and fleet.is_dead(owner):
                 lost = Lost(task.id, task.attempt, alone=False, unheard=fleet.silence(owner))
-                reports.append(("reconcile", owner, lost))
+                reports.append((VERDICT, owner, lost))
             elif owner is not None and owner not in fleet.beats:
                 continue
             else:
@@ -172,7 +172,7 @@ class Reconciler:
                 returned = Returned(
                     task.id, task.attempt, "message lost", begun=message is None
                 )  # Redis may have lost it
-                reports.append(("reconcile", owner or "nobody", returned))
+                reports.append((VERDICT, owner or "nobody", returned))
             if message is not None:
                 withdraw[queue].append(message.entry)
         self._missing_since = missing

@@ -94,7 +94,7 @@ class Cancels:
         ids = [*ids, *(row.id for row in below if row.state is not RunState.CANCELLED)]
         tasks = cancels.open_tasks(tx.connection, ids, limit)
         if tasks:
-            cancel_tasks(tx, tasks)
+            cancel_tasks(tx, tasks, is_repeated=True)
             self.runs.advance(tx)
         waiting = self.backlog.waiting(tx, ids)
         remaining = [run for run in ids if run not in waiting and not self.runs.is_refused(tx, run)]

@@ -17,8 +17,9 @@ from orchestrator.references import owners_in
 from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import CALL
-from orchestrator.store import payloads
-from orchestrator.store.tasks import details, enqueue, results, transitions, unique
+from orchestrator.store import inbox, payloads
+from orchestrator.store.inbox import NewRequest, RequestKind
+from orchestrator.store.tasks import details, enqueue, locks, results, transitions, unique
 from orchestrator.store.tasks.transitions import AttemptEnd, Moved
 from orchestrator.telemetry import get_logger
 
@@ -69,10 +70,27 @@ def create_tasks(
         )
 
 
-def cancel_tasks(tx: Transaction, ids: list[bytes], error: TaskError = _CANCELLED) -> None:
-    """Cancel tasks in any state. Running attempts are revoked after the commit."""
-    create_tasks(tx, _endings_of(details.executions(tx.connection, list(dict.fromkeys(ids)))))
-    endings = [AttemptEnd(task, None, "cancelled", error.to_json()) for task in dict.fromkeys(ids)]
+def cancel_tasks(
+    tx: Transaction, ids: Iterable[bytes], error: TaskError = _CANCELLED, *, is_repeated: bool = False
+) -> None:
+    """Cancel tasks in any state. Running attempts are revoked after the commit.
+
+    A task whose row another transaction has locked is cancelled by a request later, or if the caller repeats the call.
+    """
+    ids = list(dict.fromkeys(ids))
+    if locked := locks.lock(tx.connection, ids):
+        tx.result.wake.contested = True
+        if not is_repeated:
+            inbox.add_all(tx.connection, RequestKind.CANCEL_TASK, [NewRequest(task, "null") for task in locked])
+            tx.result.wake.requests = True
+        ids = [task for task in ids if task not in locked]
+    cancel_now(tx, ids, error)
+
+
+def cancel_now(tx: Transaction, ids: Sequence[bytes], error: TaskError = _CANCELLED) -> None:
+    """Cancel different tasks in any state, whose rows the caller has locked or may wait for."""
+    create_tasks(tx, _endings_of(details.executions(tx.connection, ids)))
+    endings = [AttemptEnd(task, None, "cancelled", error.to_json()) for task in ids]
     moved = transitions.end(tx.connection, TaskState.CANCELLED, endings, tx.now)
     revoked = [task for task in moved if task.before in IN_FLIGHT_STATES]
     tx.result.note(moved, errors={task.id: error for task in moved}, lingering={task.id for task in revoked})

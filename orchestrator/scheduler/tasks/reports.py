@@ -18,7 +18,6 @@ from orchestrator.domain.tasks.outcomes import (
     DEATHS_PER_LOSS,
     AttemptReport,
     FailTask,
-    Report,
     RetryTask,
     after_failure,
     after_loss,
@@ -49,6 +48,7 @@ from orchestrator.scheduler.code.batches import apply_activations
 from orchestrator.scheduler.code.next_turns import apply_last_turns, apply_steps, steps_of
 from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
 from orchestrator.scheduler.tasks.creation import create_enqueued, log_failed
+from orchestrator.scheduler.tasks.locked import LockedTasks, Reported
 from orchestrator.scheduler.transaction import Transaction, isolate
 from orchestrator.store.postgres_errors import error_line
 from orchestrator.store.tasks import details, transitions, unique, waiting
@@ -61,9 +61,6 @@ from orchestrator.transport.quarantine import Refused
 from orchestrator.transport.signing import Signing
 
 log = get_logger("scheduler")
-
-Reported = tuple[str, str, Report]
-"""Entry id, worker and report."""
 
 
 class Decoded(NamedTuple):
@@ -93,6 +90,7 @@ class Reports:
     signing: Signing
     unknown_timeout: float
     """Seconds for which a task waits for a worker with its data key."""
+    locked: LockedTasks
 
     def decode(self, inbound: Inbound) -> Decoded:
         """Decode entries of the events stream. Quarantine malformed and unsigned ones."""
@@ -135,7 +133,8 @@ class Reports:
             self.apply_reports(tx, [(entry, worker, _refused(report, error))])
 
     def _apply(self, tx: Transaction, reports: Sequence[Reported]) -> None:
-        """Move tasks to the states that their current attempts report."""
+        """Move tasks to the states that their current attempts report, unless others have locked their rows."""
+        reports = self.locked.keep(tx, reports)
         attempts: list[tuple[str, AttemptReport]] = []
         children: list[NewTask] = []
         notes: list[Noted] = []

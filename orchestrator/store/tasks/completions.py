@@ -4,8 +4,9 @@
     leader                                                                        ends the task as success
 
 The worker sends the last three steps as one message: a worker that is stopped or cut off has sent all of them or
-none, so it holds no lock on the task's row. A task with a completion is never dispatched again, and ends only as
-success.
+none, so it holds no lock on the task's row. Deferred constraints and triggers run before the task's row is locked: they
+may wait for anybody, and until then the leader may end the attempt. A task with a completion is never dispatched again,
+and ends only as success.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ DO /* completions.commit */ $complete$ BEGIN
     IF {_NOW} <> {{began}} THEN
         RAISE EXCEPTION 'the transaction is another' USING ERRCODE = '{_OTHER_TRANSACTION}';
     END IF;
+    SET CONSTRAINTS ALL IMMEDIATE;
     UPDATE orchestrator.tasks SET completion = '\\x{{result}}'
      WHERE id = '{{task}}' AND attempt = {{attempt:d}} AND {_IS_CURRENT};
     IF NOT FOUND THEN

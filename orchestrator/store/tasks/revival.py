@@ -93,10 +93,43 @@ def revive(
     return Revived([row for row in rows if row.id not in contested], contested)
 
 
+_NOT_RETRIED = Prepared[tuple[bytes, bytes]](f"""
+WITH /* revival.not_retried */ ended AS MATERIALIZED (
+    SELECT asked.id, e.key FROM unnest(%(ids)s::uuid[]) AS asked(id)
+     CROSS JOIN LATERAL (
+           SELECT e.unique_key AS key FROM orchestrator.ended_tasks e
+            WHERE e.id = asked.id AND {KEEPS_KEY} IS NOT NULL LIMIT 1) AS e
+), held AS MATERIALIZED (
+    SELECT ended.id, k.place, k.task_id FROM ended
+     CROSS JOIN LATERAL (
+           SELECT ctid AS place, task_id FROM orchestrator.unique_keys WHERE key = ended.key LIMIT 1) AS k
+), freed AS (
+    DELETE FROM orchestrator.unique_keys k USING held WHERE k.ctid = held.place AND held.task_id = held.id
+)
+SELECT id, task_id FROM held WHERE task_id <> id
+""")
+
+
+def not_retried(connection: Connection, ids: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    """Free the keys that ended tasks had for a retry; return the tasks whose keys others have, with the others."""
+    return _NOT_RETRIED(connection, ids=ids)
+
+
 _WAIT_FOR_TURN = Statement[None](f"""
 SELECT /* revival.wait_for_turn */ pg_advisory_xact_lock({LOCK_OF.format(key="'retry/' || e.unique_key")})
   FROM orchestrator.ended_tasks e WHERE e.id = %(id)s::uuid AND e.unique_key IS NOT NULL
 """)
+_TRY_KEY = Statement[bool](f"""
+SELECT /* revival.try_key */ {TRY_LOCK.format(key="e.unique_key")}
+  FROM orchestrator.ended_tasks e WHERE e.id = %(id)s::uuid AND {KEEPS_KEY} IS NOT NULL
+""")
+_TAKE_KEY = Statement[None](f"""
+INSERT /* revival.take_key */ INTO orchestrator.unique_keys (key, task_id, scope, until)
+SELECT e.unique_key, e.id, {KEEPS_KEY}, now() + interval '1 hour'
+  FROM orchestrator.ended_tasks e WHERE e.id = %(id)s::uuid AND {KEEPS_KEY} IS NOT NULL
+    ON CONFLICT (key) DO NOTHING
+""")
+"""The retry makes the key permanent. If a leader of an earlier release drops the request, the key becomes free."""
 _HOLDER = Statement[tuple[str, str]]("""
 SELECT /* revival.holder */ k.key, k.task_id::text
   FROM orchestrator.ended_tasks e JOIN orchestrator.unique_keys k ON k.key = e.unique_key
@@ -119,11 +152,15 @@ def request_retry(connection: Connection, task: bytes, attempt: int | None = Non
     """Ask the leader to retry an ended task, in the caller's transaction; with `attempt`, only if that was the last
     one.
 
-    If another task has the key, or has a retry request for it, do nothing and return the key and that task's id.
-    Requests for tasks with the same key are serialized by a lock, because a request is visible only after its commit.
+    The task takes its key at once, unless an open transaction may be taking it: then the leader decides. If another
+    task has the key, or has a retry request for it, do nothing and return the key and that task's id. Requests for
+    tasks with the same key are serialized by a lock, because a request is visible only after its commit.
     """
     _WAIT_FOR_TURN(connection, id=task)
     holder = _HOLDER.first(connection, id=task)
+    if holder is None and _TRY_KEY.first(connection, id=task):
+        _TAKE_KEY(connection, id=task)
+        holder = _HOLDER.first(connection, id=task)  # unless another client was faster
     if holder is None:
         _ASK(connection, id=task, attempt=attempt)
     return holder

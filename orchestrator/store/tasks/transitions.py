@@ -9,7 +9,8 @@ be empty, Postgres may scan all tasks and loop over the whole batch for each. So
 cannot be reordered, and updated by ctid. That is safe because only the leader changes rows, with one exception: a
 worker may complete its attempt at any moment. So every statement that takes an attempt away checks `completion` again
 on the row that it writes. (When a row has moved while its writer waited, Postgres rechecks conditions on columns, but
-before late 2025 not the one on ctid.)
+before late 2025 not the one on ctid.) A transaction may also keep a row locked for long, so callers lock rows first,
+without waiting (`locks.py`); the start of an attempt that is already completing is not stored.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ def among(states: Iterable[TaskState]) -> str:
     return "({})".format(", ".join(f"'{state}'" for state in states))
 
 
-def current_attempt(states: Iterable[TaskState] = IN_FLIGHT_STATES, columns: str = "ctid AS place") -> str:
+def current_attempt(
+    states: Iterable[TaskState] = IN_FLIGHT_STATES, columns: str = "ctid AS place", lock: str = ""
+) -> str:
     """Return a join that finds the row of each reported attempt `r` that is still current, as `found.place`."""
     return f"""CROSS JOIN LATERAL (
            SELECT {columns} FROM orchestrator.tasks
-            WHERE id = r.id AND attempt = r.attempt AND status IN {among(states)} LIMIT 1) AS found"""
+            WHERE id = r.id AND attempt = r.attempt AND status IN {among(states)} LIMIT 1 {lock}) AS found"""
 
 
 def arrivals(ready: str) -> str:
@@ -95,7 +98,7 @@ def _start_statement(name: str) -> str:
 UPDATE /* {name} */ orchestrator.tasks t
    SET status = 'running', started_at = %(now)s::timestamptz - r.age * interval '1 second', worker = r.worker
   FROM {_STARTS}
- {current_attempt(sources_of(TaskState.RUNNING))}
+ {current_attempt(sources_of(TaskState.RUNNING), lock="FOR UPDATE SKIP LOCKED")}
  WHERE t.ctid = found.place
 """
 
