@@ -690,13 +690,6 @@ def test_a_block_may_roll_back_and_go_on(running: Running, connection: Connectio
     assert outcome(connection, running.job.dispatch.id)[2] == b"\xc0"
 
 
-<<<<<<< ours
-def test_a_block_of_an_ended_attempt_raises_an_error(
-    app: Orchestrator, running: Running, connection: Connection
-) -> None:
-||||||| base
-def test_an_attempt_that_is_over_says_so(app: Orchestrator, running: Running, connection: Connection) -> None:
-=======
 @pytest.mark.parametrize("how", ["rollback", "begin_nested", "SAVEPOINT"])
 def test_a_rollback_inside_a_block_undoes_its_follow_ups_and_its_result(
     app: Orchestrator, running: Running, connection: Connection, how: str
@@ -790,8 +783,9 @@ def session_state(connection: Connection) -> tuple[Any, ...]:
     )
 
 
-def test_an_attempt_that_is_over_says_so(app: Orchestrator, running: Running, connection: Connection) -> None:
->>>>>>> theirs
+def test_a_block_of_an_ended_attempt_raises_an_error(
+    app: Orchestrator, running: Running, connection: Connection
+) -> None:
     task = running.job.dispatch.id
     late = pytest.raises(AttemptOver, match="Attempt 1 of task .* no longer counts")
     with late, running.ctx.transaction() as transaction:
