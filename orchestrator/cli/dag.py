@@ -226,8 +226,8 @@ def diff(file: str, app: str | None, elsewhere: tuple[str, ...], as_json: bool) 
 @click.argument("name")
 @yes_option
 def delete(name: str, yes: bool) -> None:
-    """Delete a workflow and its schedules: it can no longer be started. Its runs and their history stay; open runs
-    continue.
+    """Delete a workflow and its schedules: it no longer starts. Its runs and their history stay; open runs continue,
+    and `runs rerun` runs one again.
 
     \b
     Example:

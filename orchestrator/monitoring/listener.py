@@ -49,7 +49,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """Parse `host:port`, `[::1]:port`, or a port alone, which only this machine can reach."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if colon else LOOPBACK
-    if not port.isascii() or not port.isdecimal() or int(port) > 65_535 or not host:
+    if not port.isascii() or not port.isdecimal() or len(port) > 5 or int(port) > 65_535 or not host:
         raise ConfigurationError(
             f"Setting metrics: expected a port, which only this machine can reach, or host:port, found {text!r:.100}."
         )

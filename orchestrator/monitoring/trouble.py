@@ -104,6 +104,14 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
         )
     for failing in overview.failing_schedules:
         yield Trouble(kind="failing schedule", message=f"Schedule {failing.key} starts nothing: {failing.error}")
+    for stopped in overview.stopped_backfills:
+        yield Trouble(
+            kind="stopped backfill",
+            about=str(stopped.id),
+            message=f"Backfill {stopped.id} of schedule {stopped.key} stopped after {stopped.passed:,} of "
+            f"{stopped.total:,} fires: {sentence(stopped.error)} Fix the cause and start the backfill again, which "
+            f"fills the gaps, or give it up: orchestrator schedules cancel-backfill {stopped.id}",
+        )
     for forgotten in overview.forgotten_schedules:
         yield Trouble(
             kind="forgotten schedule",

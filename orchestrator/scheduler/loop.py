@@ -29,7 +29,7 @@ _UNFIT_DELAY = 2.0
 _FITNESS_PROOF = 2.0
 """Leases for which a standby must stay fit before it deposes an idle leader. An outage may affect both of them."""
 _ABANDONED_AFTER = 10.0
-"""Leases without a renewal after which a lease counts as free."""
+"""Leases without a renewal after which even a longer lease of a leader with other settings counts as free."""
 _FAILURE_COOLDOWN = 10.0
 """Leases for which a process that failed as leader does not try again."""
 
@@ -63,7 +63,7 @@ class Candidacy:
         self._pause = min(max(lease_view.remaining, 0.05), lease / 3)
         if lease_view.is_mine:
             return leadership.acquire()
-        is_abandoned = self._is_abandoned(lease_view.expires_at)
+        is_abandoned = self._is_abandoned(lease_view.expires_at, lease_view.length)
         is_free, idle = lease_view.remaining <= 0 or is_abandoned, lease_view.idle or 0.0
         if not is_free and idle <= lease:
             self._fit_since, self._has_warned = None, False
@@ -82,13 +82,16 @@ class Candidacy:
             log.warning("scheduler.not_leading reason=%s: %s", reason, who)
         return lease_view.remaining < -_UNFIT_DELAY * lease and leadership.acquire()
 
-    def _is_abandoned(self, expires_at: datetime | None) -> bool:
-        """Return whether the lease has gone unrenewed for too long, by this process's monotonic clock."""
+    def _is_abandoned(self, expires_at: datetime | None, length: float) -> bool:
+        """Return whether the lease has gone unrenewed for its length, by this process's monotonic clock.
+
+        It has then expired, too, unless the clock of Postgres was set back.
+        """
         now = self._monotonic()
         if expires_at is None or self._lease_seen is None or self._lease_seen[0] != expires_at:
             self._lease_seen = None if expires_at is None else (expires_at, now)
             return False
-        return now - self._lease_seen[1] > _ABANDONED_AFTER * self._lease
+        return now - self._lease_seen[1] > min(max(length, self._lease), _ABANDONED_AFTER * self._lease)
 
     def wait(self, awake: threading.Event) -> None:
         """Wait until the lease may have expired, or until `awake` is set."""

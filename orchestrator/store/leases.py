@@ -71,6 +71,8 @@ class LeaseView(NamedTuple):
     idle: float | None = None
     """Seconds since the leader last did all of its work; None if the leader does not store that."""
     expires_at: datetime | None = None
+    length: float = 0.0
+    """Seconds from the last renewal to `expires_at`, at least; negative if a clock step came between the two."""
 
 
 _LEASE_VIEW = Statement[LeaseView]("""
@@ -78,7 +80,7 @@ SELECT /* leases.lease_view */ extract(epoch FROM expires_at - clock_timestamp()
        owner = %(owner)s::uuid AS is_mine,
        CASE WHEN useful_term = term
             THEN extract(epoch FROM clock_timestamp() - useful_at)::double precision END AS idle,
-       expires_at
+       expires_at, coalesce(extract(epoch FROM expires_at - useful_at)::double precision, 'Infinity') AS length
   FROM orchestrator.leases WHERE shard = %(shard)s
 """)
 

@@ -616,6 +616,7 @@ def test_status_shows_counts_and_problems(engine: Engine, run: Callable[..., Res
         "schedules",
         "failing_schedules",
         "forgotten_schedules",
+        "stopped_backfills",
         "standbys",
         "redis",
         "storage",

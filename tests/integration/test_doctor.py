@@ -130,6 +130,33 @@ def test_missing_settings_and_servers_fail(
     assert words in checks[check]["found"] + checks[check]["change"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("API_USER_SCOPE", "bogus"),
+        ("API_USER_HEADER", "X-User"),
+        ("API_PROXIES", "here"),
+        ("API_GROUP_SCOPES", "ops=bogus"),
+        ("API_QUOTAS", "rate=none"),
+        ("METRICS", "unix://"),
+        ("METRICS", "9" * 5_000),
+        ("WEBHOOK_ALLOW", "a/b/c"),
+        ("SERVICE_KEYS", "short"),
+        ("SIGNING_KEYS", "short"),
+        ("DATA_KEYS", "short"),
+    ],
+)
+def test_a_setting_that_stops_another_process_fails(
+    examine: Callable[..., tuple[int, Checks]], monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"ORCHESTRATOR_{name}", value)
+    code, checks = examine()
+    assert code == 1
+    found = [check["found"] for check in checks.values() if check["level"] == "fail"]
+    assert any(name.lower() in text or "quota" in text.lower() for text in found), found
+    assert checks["settings"]["level"] == "fail" or name in ("SIGNING_KEYS", "DATA_KEYS")
+
+
 def test_a_postgres_that_is_too_old_fails(
     examine: Callable[..., tuple[int, Checks]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

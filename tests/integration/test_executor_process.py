@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
 import os
 import pwd
@@ -26,8 +27,9 @@ import pytest
 
 from orchestrator.domain.executors.builtin import Process
 from orchestrator.domain.executors.options import Broken, Execution, Finished, Outcome
-from orchestrator.domain.executors.record import Record
+from orchestrator.domain.executors.record import ExecutorCall, Record
 from orchestrator.domain.redaction import HIDDEN
+from orchestrator.domain.tasks.task import Returned
 from orchestrator.errors import ConfigurationError, GiveUp, PayloadError
 from orchestrator.settings import load_settings
 from orchestrator.transport.codec import LogLine
@@ -40,7 +42,7 @@ from orchestrator.workers.executors.spool import Spool
 from orchestrator.workers.executors.watched import Watched
 from orchestrator.workers.running.job import Stage
 from tests.integration import executing
-from tests.integration.executing import Driver, Heard
+from tests.integration.executing import Driver, Heard, Reports
 from tests.waiting import eventually
 
 PYTHON = [sys.executable, "-S", "-E", "-c"]
@@ -424,6 +426,56 @@ def test_a_machine_without_free_descriptors_is_unreachable() -> None:
         return await executor.watch(work, await executor.submit(work), Heard())
 
     assert tell(story) == Finished(5)
+
+
+def test_a_full_disk_hands_the_task_back_and_leaves_no_folder() -> None:
+    async def story(executor: ProcessExecutor) -> Outcome:
+        work = execution("/bin/echo", "5")
+        spool = Spool(executor._root, work.name)
+        spool.folder.mkdir()
+        (spool.folder / ".input").symlink_to("/dev/full")
+        with pytest.raises(Unequipped, match="No space left on device"):
+            await executor.submit(work)
+        assert not spool.folder.exists()
+        return await executor.watch(work, await executor.submit(work), Heard())
+
+    assert tell(story) == Finished(5)
+
+
+def test_a_full_disk_does_not_end_the_watch_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def story(executor: ProcessExecutor) -> Outcome:
+        work = execution("/bin/sh", "-c", "echo said >&2; echo 5")
+        id = await executor.submit(work)
+        with monkeypatch.context() as patch, pytest.raises(Unreachable, match="No space left on device"):
+            patch.setattr(Spool, "_write_number", write)
+            await executor.watch(work, id, Heard())
+        return await executor.watch(work, id, Heard())
+
+    assert tell(story) == Finished(5)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_the_driver_hands_a_task_back_whose_executor_finds_no_room(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_root(_: str) -> Path:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("orchestrator.workers.executors.process.open_root", open_root)
+    reports, ignore = Reports(), SimpleNamespace(ended=lambda *_: None)
+    runner: Any = SimpleNamespace(ended=lambda *_: None, failures=SimpleNamespace(failure=lambda _, error: error))
+    job: Any = SimpleNamespace(
+        **{"begin": lambda _: True, "interruptible": lambda _: None, "finish": lambda: True, "fields": {}},
+        uninterruptible=lambda: None,
+        options=SimpleNamespace(executor=ExecutorCall("process", {}, "process /bin/echo")),
+        dispatch=SimpleNamespace(id=b"", attempt=1),
+    )
+    parts: Any = runner, None, reports, ignore, Setup(settings=load_settings(environ={}), worker="w"), 1
+    asyncio.run(driving.Driver(*parts).drive(job))
+    assert [type(report) for report in reports.made] == [Returned]
 
 
 def test_the_specification_names_its_task_and_attempt() -> None:

@@ -31,6 +31,23 @@ def test_a_dead_leaders_lease_expires_despite_a_clock_set_back(system: System) -
     standby._leadership.disconnect()
 
 
+@pytest.mark.parametrize("longer", [1, 4])
+def test_a_dead_leaders_lease_ends_after_its_own_length_although_the_clock_of_postgres_was_set_back(
+    system: System, longer: int
+) -> None:
+    standby, lease = system.stand_by(), longer * system.settings.lease  # other settings may have had another length
+    system.sql(
+        "UPDATE orchestrator.leases SET useful_at = now() + interval '1 hour',"
+        f" expires_at = now() + interval '1 hour {lease} seconds'"
+    )
+    assert not standby._candidacy.try_to_lead()
+    system.clock.now += 0.9 * lease
+    assert not standby._candidacy.try_to_lead()
+    system.clock.now += 0.2 * lease
+    assert standby._candidacy.try_to_lead()
+    standby._leadership.disconnect()
+
+
 def test_a_live_leader_keeps_its_lease_despite_clock_changes(system: System) -> None:
     standby = system.stand_by()
     for _ in range(12):

@@ -16,9 +16,10 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import Connection, Engine, text
 
-from orchestrator import InvalidWorkflow, Orchestrator, Settings
+from orchestrator import InvalidWorkflow, Orchestrator, Settings, WrongState
 from orchestrator.domain.dag.definition import Concurrency, Definition, Param, Registered, Step
 from orchestrator.domain.schedules.schedule import Schedule, fire_key, fires
+from orchestrator.monitoring import trouble
 from orchestrator.scheduler import schedules as firing
 from orchestrator.scheduler.leadership import TermOver
 from orchestrator.scheduler.loop import Scheduler
@@ -442,6 +443,51 @@ def test_a_backfill_that_cannot_be_stored_ends_with_an_error(system: System) -> 
     assert "no such text" in (view.error or "")
     assert view.is_over
     assert system.runs() == []
+
+
+def test_a_backfill_starts_its_later_runs_with_the_current_parameters_of_its_schedule(system: System) -> None:
+    system.define()
+    system.put(Schedule(every=3600.0))
+    backfill = system.app.schedules["nightly"].backfill("2026-01-01", "2026-01-15", concurrency=1)
+    system.tick(START)
+    begun = len(system.runs())
+    assert 0 < begun < backfill.progress().total
+    system.define(params={"day": Param(type="date")})
+    system.put(Schedule(every=1800.0, params={"day": "2026-01-01"}))
+    system.end_runs()
+    system.sql("UPDATE orchestrator.runs SET status = 'success', ended_at = now() WHERE ended_at IS NULL")
+    system.tick(START + timedelta(minutes=1))
+    assert backfill.progress().error is None
+    later = system.runs()[begun:]
+    assert later
+    assert {run.params["day"] for run in later} == {"2026-01-01"}
+    hours = [run.fire_time.astimezone(UTC) for run in system.runs()]
+    assert all(b - a == timedelta(hours=1) for a, b in pairwise(hours))  # its range and times stay
+
+
+def test_the_status_names_a_stopped_backfill_until_it_is_cancelled_or_started_again(system: System) -> None:
+    def stopped() -> list[str]:
+        with system.engine.connect() as connection:
+            found = trouble.of_the_system(insights.overview(connection), 3.0)
+            return [problem.message for problem in found if problem.kind == "stopped backfill"]
+
+    system.define()
+    system.put(Schedule(every=3600.0))
+    first = system.app.schedules["nightly"].backfill("2026-01-01", "2026-01-15")
+    system.define(params={"day": Param(type="date")})
+    system.tick(START)
+    (message,) = stopped()
+    assert message.startswith(f"Backfill {first.id} of schedule nightly/default stopped after 0 of 336 fires: ")
+    system.define()
+    second = system.app.schedules["nightly"].backfill("2026-01-01", "2026-01-15")
+    assert stopped() == []
+    system.define(params={"day": Param(type="date")})
+    system.tick()
+    assert len(stopped()) == 1
+    second.cancel()
+    assert stopped() == []
+    with pytest.raises(WrongState, match="has ended"):
+        second.cancel()
 
 
 # -- many schedules

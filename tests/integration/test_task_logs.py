@@ -191,6 +191,27 @@ def test_attempts_have_headings_if_a_task_has_several(system: System, monkeypatc
     assert "has had 2 attempts: there is no attempt 3" in show("--attempt", "3", "--follow")
 
 
+def test_attempt_numbers_that_were_skipped_after_lost_commits_are_named_with_the_reason(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
+    worker = system.worker()
+    system.sql("UPDATE orchestrator.leases SET fence = 1000000 RETURNING 1")
+    (handle,) = system.dispatch()
+    send_lines(system, raw(handle), "a", attempt=1_000_001)
+    worker.succeed(*worker.take())
+    system.pass_seconds(2)
+    keeping(system).store()
+
+    def show(attempt: str) -> str:
+        done = CliRunner().invoke(main, ["tasks", "logs", handle.id, "--attempt", attempt])
+        return f"{done.exit_code} {done.stdout}{done.stderr}"
+
+    assert show("1000001").endswith(" a\n")
+    assert "has no attempt 1: attempts 1 to 1,000,000 do not exist: Postgres lost commits" in show("1")
+
+
 def test_following_an_attempt_stops_at_its_end(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
     monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)

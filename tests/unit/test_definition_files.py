@@ -153,6 +153,31 @@ def test_definitions_survive_yaml(text: str) -> None:
     assert loads(to_yaml(definition)) == definition
 
 
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"v": "paid \U0001f600", "\U0001f600": [{"k": '\x7f\x85\u2028\ufeff "\\/ a: b, # c'}]},
+        {"k" * 3_000: "after a long key", "": ["", "?", "- a"], '"?:': None},
+    ],
+)
+def test_whatever_a_json_encoder_writes_is_read_with_its_lines(data: Any, ascii_only: bool) -> None:
+    for indent in (None, 1):
+        root, flaws = document.read(json.dumps(data, ensure_ascii=ascii_only, indent=indent))
+        assert flaws == []
+        assert root is not None
+        assert root.plain() == data
+        assert isinstance(root.value, dict)
+        assert [entry.line for entry in root.value.values()][:2] == ([1, 1] if indent is None else [2, 3])
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "[" * 5_000 + "]" * 5_000, '{"a": ' + "9" * 5_000 + "}", '{"a": "\\ud83d"}']
+)
+def test_json_that_cannot_be_meant_is_refused(text: str) -> None:
+    assert document.read(text)[1] != []
+
+
 @pytest.mark.parametrize("text", SOUND.values(), ids=SOUND)
 def test_json_and_plain_data_equal_yaml(text: str) -> None:
     root, _ = document.read(text)

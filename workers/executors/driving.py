@@ -165,6 +165,9 @@ class Driver:
             job.interruptible(lambda _: loop.call_soon_threadsafe(current.cancel))
             try:
                 watched = await self._begin(job)
+            except Unequipped as error:
+                self._hand_back(job, str(error))
+                return
             except BaseException as error:  # noqa: BLE001  # no failure of the work, which has not begun
                 self._end(job, self._runner.failures.failure(job, error))
                 return

@@ -9,6 +9,7 @@ import errno
 import os
 import signal
 import struct
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from orchestrator.domain.executors.builtin import Process
-from orchestrator.workers.executors.protocol import Unreachable
+from orchestrator.workers.executors.protocol import Unequipped, Unreachable
 from orchestrator.workers.executors.spool import Keeper, Spool
 
 _KEEPER = str(Path(__file__).with_name("keeper.sh"))
@@ -28,8 +29,8 @@ KILLED = 10.0
 """Seconds within which killed processes must be gone."""
 _POLL_INTERVAL = 0.05
 _NOT_STARTED = f"the command has not begun within {_START_TIMEOUT:g} s; this machine may be too busy"
-_EXHAUSTED = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors of a system without room for more processes or descriptors."""
+_EXHAUSTED = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT})
+"""Errors of a system without room for more processes, descriptors or data."""
 
 
 async def begin(spool: Spool, options: Process, command: list[str], environment: dict[str, str]) -> Keeper:
@@ -158,6 +159,20 @@ def _spawn(spool: Spool, options: Process, command: list[str], environment: dict
         setsigmask=[],
         setsigdef=_DEFAULT_SIGNALS,
     )
+
+
+@contextmanager
+def needing_disk() -> Iterator[None]:
+    """Return a context in which a full or read-only disk hands the task back, because it has not begun."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        raise Unequipped(
+            f"Executor process: the command cannot be prepared below {tempfile.gettempdir()}: {error.strerror}. Make "
+            f"room there, or set TMPDIR to a folder with room, and restart the worker."
+        ) from error
 
 
 def as_unreachable(error: OSError) -> Exception:

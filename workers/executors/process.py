@@ -37,6 +37,7 @@ from orchestrator.workers.executors.keeping import (
     end_all,
     has_ended,
     keeper_of,
+    needing_disk,
     on_keeper_end,
 )
 from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable, Watcher
@@ -66,10 +67,11 @@ class ProcessExecutor:
         self._commands = setup.commands
         self._max_output = setup.settings.max_payload + _MARGIN
         self._host = socket.gethostname()
+        self._namespace = re.sub(r"\W", "-", setup.settings.namespace)
+        with needing_disk():
+            self._root = open_root(self._namespace)
         self._file_watcher = FileWatcher()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="process")
-        self._namespace = re.sub(r"\W", "-", setup.settings.namespace)
-        self._root = open_root(self._namespace)
         self._swept = time.monotonic()
 
     async def submit(self, execution: Execution) -> str:
@@ -88,7 +90,7 @@ class ProcessExecutor:
                 if options.input != "stdin"
                 else strict_json(_input(execution), f"The input of task {execution.task!r}")
             )
-            await self._call(partial(spool.prepare, input, execution.specification))
+            await self._call(partial(_prepare, spool, input, execution.specification))
             environment, command = _environment(execution, options, spool), [program, *options.command[1:]]
             if account is not None:
                 await self._call(partial(spool.grant_access, account.uid, account.gid))
@@ -271,6 +273,17 @@ class ProcessExecutor:
             f"{self._max_output - _MARGIN:,} are allowed (setting max_payload).",
             retryable=False,
         )
+
+
+def _prepare(spool: Spool, input: bytes, specification: bytes) -> None:
+    """Prepare the folder of a command. If the disk is full, leave no folder behind."""
+    with needing_disk():
+        try:
+            spool.prepare(input, specification)
+        except OSError:
+            if spool.keeper() is None:
+                spool.remove()
+            raise
 
 
 def _read_part(spool: Spool, watcher: Watcher, is_last: bool) -> bool:

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 import click
 from redis.exceptions import RedisError
@@ -21,9 +22,13 @@ from orchestrator.cli.system.status import read_status
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import echo, print_json
 from orchestrator.cli.terminal.reading import open_calls
+from orchestrator.domain.quotas import parse_quotas
+from orchestrator.domain.tasks.destinations import parse_destinations
 from orchestrator.errors import ConfigurationError, OrchestratorError, SchemaError
 from orchestrator.monitoring import trouble
+from orchestrator.monitoring.listener import parse_address
 from orchestrator.monitoring.times import counted, duration
+from orchestrator.secret_keys import service_keys
 from orchestrator.settings import Settings, load_settings, misspelt
 from orchestrator.store import compatibility, database, postgres_errors
 from orchestrator.store.compatibility import OLDEST_POSTGRES
@@ -141,8 +146,29 @@ def _settings(settings: Settings) -> Iterator[Finding]:
     elif settings.database_url and not settings.redis_url:
         needed = "Set ORCHESTRATOR_REDIS_URL: tasks reach workers through Redis."
         yield _fail("settings", "database_url is set, redis_url is not.", needed)
+    elif problems := [*_misread(settings)]:
+        yield from problems
     else:
         yield _ok("settings", f"{found}, namespace {settings.namespace}")
+
+
+def _misread(settings: Settings) -> Iterator[Finding]:
+    """Yield settings that this process does not use, and that stop a process that reads them."""
+    readers: list[Callable[[], object]] = [
+        lambda: parse_address(settings.metrics or "0"),
+        lambda: parse_destinations(settings.webhooks, settings.webhook_allow),
+        lambda: service_keys(settings.service_keys, settings.service_keys_file),
+        lambda: parse_quotas(word for word in settings.api_quotas.split(",") if word.strip()),
+    ]
+    if find_spec("starlette") is not None:
+        from orchestrator.api.proxies import Proxies
+
+        readers.append(lambda: Proxies(settings))
+    for read in readers:
+        try:
+            read()
+        except ConfigurationError as error:
+            yield _fail("settings", str(error))
 
 
 def _disk(settings: Settings) -> Iterator[Finding]:

@@ -48,7 +48,7 @@ from orchestrator.sdk.calls.insights import list_tasks
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.tasks.logs import TaskProgress
 from orchestrator.store.insights import AttemptView, Lineage, TaskDetail, TaskFilter, TaskView
-from orchestrator.store.insights.attempts import unbegun
+from orchestrator.store.insights.attempts import unbegun, why_skipped
 from orchestrator.store.tasks.redrive import FailedFilter
 
 
@@ -215,8 +215,10 @@ def logs(task: UUID, follow: bool, attempt: int | None, last: int | None, colour
             sys.exit(130)
 
 
-def _check_attempt(task: TaskView, attempt: int) -> None:
-    """Refuse an attempt number that the task has not reached."""
+def _check_attempt(task: TaskDetail, attempt: int) -> None:
+    """Refuse an attempt number that the task has not reached, or that was skipped."""
+    if reason := why_skipped(task.attempts, task.attempt, attempt):
+        raise NotFound(f"Task {task.id} has no attempt {attempt}: attempts {reason}.")
     if attempt > task.attempt:
         attempts = counted(task.attempt, "attempt") if task.attempt else "no attempt"
         raise NotFound(f"Task {task.id} has had {attempts}: there is no attempt {attempt}.")

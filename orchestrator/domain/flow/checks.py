@@ -245,6 +245,9 @@ def _runs(node: dict[str, Any], known: KnownNames, path: Path, *, of: str = "") 
         name = node.get("service") or node.get("func")
         if not name and not node.get("options"):
             yield Problem(path, f"it needs a service{of}, or another exec_type.")
+        elif not (kind or node.get("service")) and known.functions is not None and str(name) in known.functions:
+            remedy = "add exec_type: local_func, or http if you mean a service of this name."
+            yield Problem((*path, "func"), f"func {name!r} is a task of the application: {remedy}")
         elif name and known.services is not None and str(name) not in known.services:
             yield Problem((*path, "service"), f"there is no service {name!r}.{did_you_mean(str(name), known.services)}")
 

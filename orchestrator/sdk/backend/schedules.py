@@ -318,7 +318,7 @@ class ScheduleBackend(Part, ScheduleCalls):
 
     def cancel_backfill(self, number: int) -> None:
         view = self.show_backfill(number)
-        if view.is_over:
+        if view.is_settled:
             raise WrongState(f"Backfill {number} has ended.")
         with self._connections.changing(f"backfill {number} was cancelled") as connection:
             backfills.cancel(connection, view)

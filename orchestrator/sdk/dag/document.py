@@ -7,6 +7,7 @@ here.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -83,7 +84,7 @@ def read(text: str) -> tuple[Node | None, list[Flaw]]:
         return None, [Flaw(1, f"{len(text):,} characters, and at most {MAX_LENGTH:,} are allowed.")]
     builder = _Builder()
     try:
-        for event in yaml.parse(text, Loader=_Loader):
+        for event in yaml.parse(_json_as_yaml(text), Loader=_Loader):
             builder.take(event)
     except _Unreadable as error:
         return None, [*builder.flaws, error.flaw]
@@ -97,6 +98,28 @@ def read(text: str) -> tuple[Node | None, list[Flaw]]:
             Flaw(text.count("\n", 0, position) + 1, f"not readable as YAML: {' '.join(str(error).split())}."),
         ]
     return builder.root, builder.flaws
+
+
+_JSON_STRING = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?')
+
+
+def _json_as_yaml(text: str) -> str:
+    """Return a JSON document with the same lines as YAML, and any other text as it is.
+
+    YAML lacks JSON's pairs of surrogates, unescaped characters such as U+007F, and keys of over 1,024 characters.
+    """
+    try:
+        if not text.lstrip().startswith(("{", "[")):
+            return text
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+    def rewritten(string: re.Match[str]) -> str:
+        value = json.loads(string[1]).encode("unicode_escape").decode().replace('"', r"\"")
+        return f'"{value}"' if string[2] is None else f'? "{value}"{string[2]}'
+
+    return _JSON_STRING.sub(rewritten, text)
 
 
 def from_plain(value: Any, depth: int = 0) -> Node:

@@ -92,7 +92,7 @@ class StoredWorkflow:
     def delete(self) -> None:
         """Delete the workflow and its schedules: nothing starts it any more. Its runs are kept, and open ones continue.
 
-        Applying the workflow again restores it, with its history.
+        A person can still run one of its runs again. Applying the workflow again restores it, with its history.
         """
         if not self._client.backend.workflows.delete(self.name):
             self._client.backend.workflows.latest(self.name)  # raises NotFound

@@ -108,13 +108,24 @@ _LEFT_OUT = "do not exist: Postgres lost commits, and attempts continue from a h
 def unbegun(attempts: Sequence[AttemptView], last: int) -> dict[int, str]:
     """Return why attempt numbers up to `last` have no record: by number, or by the first number of a skipped range."""
     reasons: dict[int, str] = {}
-    for before, after in pairwise([0, *(attempt.attempt for attempt in attempts), last + 1]):
-        missing = range(before + 1, after)
+    for missing in _gaps(attempts, last):
         if len(missing) > _MAX_RETURNED:
             reasons[missing[0]] = f"{missing[0]:,} to {missing[-1]:,} {_LEFT_OUT}"
         else:
             reasons |= dict.fromkeys(missing, _RETURNED)
     return reasons
+
+
+def why_skipped(attempts: Sequence[AttemptView], last: int, number: int) -> str | None:
+    """Return why no attempt has this number, if it was skipped, and which other numbers were skipped with it."""
+    gap = next((missing for missing in _gaps(attempts, last) if number in missing), range(0))
+    return unbegun(attempts, last)[gap[0]] if len(gap) > _MAX_RETURNED else None
+
+
+def _gaps(attempts: Sequence[AttemptView], last: int) -> list[range]:
+    """Return the numbers without a record between the attempts, up to the number `last`."""
+    numbers = [0, *(attempt.attempt for attempt in attempts), last + 1]
+    return [range(before + 1, after) for before, after in pairwise(numbers)]
 
 
 # -- releases

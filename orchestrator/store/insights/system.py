@@ -100,6 +100,20 @@ class ForgottenSchedule:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoppedBackfill:
+    """A backfill that an error has stopped before its end."""
+
+    id: int
+    key: str
+    """The schedule: workflow/name."""
+    passed: int
+    """Fires that were processed."""
+    total: int
+    """Fires in the range."""
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Storage:
     """Numbers of stored rows, and their size."""
 
@@ -165,6 +179,8 @@ class Overview:
     """Whether a scheduler leads and hears the workers; otherwise the workers are unknown, and their numbers are 0."""
     shards: tuple[ShardView, ...] = ()
     """All shards, if there are several."""
+    stopped_backfills: tuple[StoppedBackfill, ...] = ()
+    """Recent backfills that an error has stopped, and that were not cancelled or started again since."""
 
 
 _OPEN_COUNTS = ("ready", "delayed", "unknown", "blocked", "dispatched", "running")
@@ -208,6 +224,7 @@ def overview(
         schedules=_SCHEDULES.one(connection)._asdict(),
         failing_schedules=tuple(_FAILING_SCHEDULES(connection)),
         forgotten_schedules=tuple(_FORGOTTEN_SCHEDULES(connection)),
+        stopped_backfills=tuple(_STOPPED_BACKFILLS(connection)),
         storage=_storage(connection, sum(hour.values())),
         stuck_runs=stuck.runs,
         stuck_reason=stuck.reason,
@@ -261,6 +278,13 @@ SELECT /* insights.failing_schedules */ workflow || '/' || name AS key, error FR
 _FORGOTTEN_SCHEDULES = Statement[ForgottenSchedule]("""
 SELECT /* insights.forgotten_schedules */ workflow || '/' || name AS key, origin FROM orchestrator.schedules
  WHERE forgotten_at IS NOT NULL AND NOT paused AND next_fire IS NOT NULL ORDER BY workflow, name LIMIT 20
+""")
+_STOPPED_BACKFILLS = Statement[StoppedBackfill]("""
+SELECT /* insights.stopped_backfills */ id, workflow || '/' || name AS key, passed, total, error
+  FROM (SELECT DISTINCT ON (workflow, name) *
+          FROM (SELECT * FROM orchestrator.backfills ORDER BY id DESC LIMIT 100) AS newest
+         ORDER BY workflow, name, id DESC) AS last
+ WHERE error <> 'cancelled' ORDER BY id
 """)
 _TABLES = Statement[Row](f"""
 SELECT /* insights.tables */ relname AS name, sum(pg_total_relation_size(tables.oid))::bigint AS size,

@@ -66,6 +66,11 @@ class BackfillView:
         return (self.open if self.error is not None else self.total - self.done) - self.running
 
     @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing to cancel: it is over, and did not stop with an error that `status` reports."""
+        return self.is_over and self.error in (None, "cancelled")
+
+    @property
     def is_over(self) -> bool:
         return self.open == 0 and (self.error is not None or self.passed >= self.total)
 
@@ -178,7 +183,7 @@ def list_newest(connection: Connection, limit: int) -> list[BackfillView]:
 
 _STOP = Statement[None]("""
 UPDATE /* backfills.give_up */ orchestrator.backfills SET next_fire = NULL, error = 'cancelled'
- WHERE id = %(id)s AND next_fire IS NOT NULL
+ WHERE id = %(id)s AND (next_fire IS NOT NULL OR error IS NOT NULL)
 """)
 _CANCEL_RUNS = Statement[None](f"""
 INSERT /* backfills.cancel_runs */ INTO orchestrator.inbox (kind, target)
@@ -215,6 +220,8 @@ class OpenBackfill(NamedTuple):
     flow: bool
     code: str | None
     """JSON that says how the schedule starts runs of code."""
+    params: dict[str, Any] | None
+    """The current parameters of the schedule, which fit the newest version; None if the schedule was deleted."""
 
     @property
     def target(self) -> Target:
@@ -226,7 +233,8 @@ class OpenBackfill(NamedTuple):
 
     @property
     def schedule(self) -> Schedule:
-        return from_data(self.definition)
+        params = {} if self.params is None else {"params": self.params}
+        return from_data(self.definition | params)
 
 
 _OPEN = Prepared[OpenBackfill](f"""
@@ -235,9 +243,11 @@ SELECT /* backfills.open */ s.id, s.workflow, s.name, s.definition, s.end_at AS 
        (SELECT count(*) FROM orchestrator.runs r
          WHERE r.schedule = s.workflow || '/' || s.name || '#' || s.id AND r.ended_at IS NULL) AS running,
        coalesce(w.version, f.version) AS version, w.definition::text AS workflow_definition, s.flow,
-       (SELECT code::text FROM orchestrator.schedules WHERE workflow = s.workflow AND name = s.name) AS code
+       present.code, present.params
   FROM (SELECT * FROM orchestrator.backfills
          WHERE next_fire IS NOT NULL ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS s
+  LEFT JOIN LATERAL (SELECT code::text, coalesce(definition -> 'params', '{{}}') AS params FROM orchestrator.schedules
+                      WHERE workflow = s.workflow AND name = s.name LIMIT 1) AS present ON true
 {NEWEST_OF_S} ORDER BY s.id
 """)
 

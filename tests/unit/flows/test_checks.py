@@ -85,6 +85,11 @@ FLAWS = [
         "parallel_mode is sequential or concurrent; found 'both'",
     ),
     ("start: a\nnodes:\n  a: {service: shop}", "3: node 'a': there is no service 'shop'."),
+    ("start: a\nnodes:\n  a: {func: ship}", "3: node 'a': func 'ship' is a task of the application: add exec_type:"),
+    (
+        "start: a\nnodes:\n  a:\n    kind: foreach\n    func: ship\n    prep: {input_key: list}",
+        "5: node 'a': func 'ship' is a task of the application: add exec_type: local_func",
+    ),
     ("start: a\nnodes:\n  a: {exec_type: queue, service: shop}", "3: node 'a': there is no service 'shop'."),
     ("start: a\nnodes:\n  a: {exec_type: quue, service: s}", "3: node 'a': there is no executor 'quue'. Did you mean"),
     (
@@ -140,6 +145,12 @@ FLAWS = [
 
 
 KNOWN = KnownNames(functions={"ship"}, services={"s"}, executors={"http", "local_func", "local_script", "queue"})
+
+
+def test_a_service_may_have_the_name_of_a_task() -> None:
+    for executor in ("service: ship", "func: ship, exec_type: http"):
+        known = KNOWN._replace(services=None)
+        assert reading.loads(f"start: a\nnodes:\n  a: {{{executor}}}", "f.yaml", known).nodes
 
 
 @pytest.mark.parametrize(("text", "words"), FLAWS, ids=[words for _, words in FLAWS])
