@@ -20,7 +20,7 @@ from orchestrator.errors import OperationFailed
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.endings import Compensations, ContinueAsNew
-from orchestrator.sdk.code.futures import DurableFuture, SleepFuture
+from orchestrator.sdk.code.futures import DurableFuture, HeldFuture, SleepFuture
 from orchestrator.sdk.code.handlers import Handlers
 from orchestrator.sdk.code.operations import call
 from orchestrator.sdk.code.scope import RunRandom, is_awaitable, outside, read_only
@@ -231,7 +231,7 @@ class WorkflowContext:
         else:
             kind = return_type(function) if type is None else type
             future.set_result(decode_value(record.result or b"\xc0", kind))
-        return future
+        return HeldFuture(commander, ordinal, future) if ordinal in commander.ledger.held else future
 
     def _perform(
         self, ordinal: int, name: str, function: Callable[[], Any], retries: int, timeout: float | None
