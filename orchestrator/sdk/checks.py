@@ -17,6 +17,7 @@ from orchestrator.settings import MIN_RETENTION
 
 SECONDS = "a number of seconds or a timedelta, up to a hundred years"
 _NAME = re.compile(r"[\w.:/-]{1,128}")
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _CENTURY = 100 * 365 * 86_400
 _MAX_LABEL_LENGTH = 500
 _MAX_TAGS = 100
@@ -56,6 +57,16 @@ def check_label(what: str, text: object) -> str:
         raise InvalidWorkflow(
             f"A {what} is a string of 1 to {_MAX_LABEL_LENGTH} printable characters, on one line and without "
             f"control characters; found {for_message(text)}."
+        )
+    return text
+
+
+def check_text(what: str, text: object, longest: int | None = None) -> str:
+    """Refuse a text that cannot be sent or stored, or is too long. It may have several lines."""
+    if not isinstance(text, str) or _UNSTORABLE.search(text) or (longest is not None and len(text) > longest):
+        limit = "" if longest is None else f" of at most {longest:,} characters"
+        raise InvalidWorkflow(
+            f"{what}: expected a text{limit}, without NUL or halves of surrogate pairs; found {for_message(text)}."
         )
     return text
 

@@ -17,7 +17,7 @@ from orchestrator.domain.code import commands
 from orchestrator.domain.code.attributes import Scalar, as_json, checked, stored
 from orchestrator.domain.ids import derived_id
 from orchestrator.errors import OperationFailed
-from orchestrator.sdk.checks import check_name
+from orchestrator.sdk.checks import check_name, check_text
 from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.endings import Compensations, ContinueAsNew
 from orchestrator.sdk.code.futures import DurableFuture, HeldFuture, SleepFuture
@@ -104,6 +104,7 @@ class WorkflowContext:
     def sleep(self, seconds: float | timedelta = 0.0, *, name: str = "", **parts: float) -> asyncio.Future[None]:
         """Start a durable timer: `await ctx.sleep(30)`, a timedelta, or its parts: `ctx.sleep(hours=24)`."""
         delay = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+        check_text("The name of ctx.sleep", name)
         return SleepFuture(self._commander, delay + timedelta(**parts).total_seconds(), name)
 
     @overload
@@ -221,6 +222,7 @@ class WorkflowContext:
         function may run again if the worker dies before the result is stored. For long work, use a task.
         """
         commander = self._commander
+        check_text("The name of ctx.run", name)
         ordinal, _ = commander.next("operation")
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         record = commander.ledger.operation(ordinal, name) or self._perform(ordinal, name, function, retries, seconds)
@@ -266,6 +268,7 @@ class WorkflowContext:
         if name not in self._patches:
             commander = self._commander
             commander.check_unseen("deciding on a patch that the code has not reached")
+            check_text("The name of ctx.patched", name)
             recorded = commander.ledger.is_patched(name)
             self._patches[name] = recorded or not commander.replaying
             if self._patches[name]:

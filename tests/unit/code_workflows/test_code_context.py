@@ -152,6 +152,12 @@ async def clumsy(ctx: WorkflowContext, what: str) -> None:
             await price.schedule(object())  # type: ignore[arg-type]
         case "result":
             return object()  # type: ignore[return-value]
+        case "operation":
+            await ctx.run("a \ud800", lambda: None)
+        case "sleep":
+            await ctx.sleep(1, name="a \ud800")
+        case "patch":
+            ctx.patched("a \ud800")
 
 
 @pytest.mark.parametrize(
@@ -161,6 +167,12 @@ async def clumsy(ctx: WorkflowContext, what: str) -> None:
         ("arguments", f"{InvalidTask.__name__}: Task 'price': missing a required argument: 'item'"),
         ("unserialisable", f"{PayloadError.__name__}: Argument 1 of task 'price' cannot be serialised"),
         ("result", f"{PayloadError.__name__}: The result of workflow 'clumsy' cannot be serialised"),
+        (
+            "operation",
+            r"The name of ctx.run: expected a text, without NUL or halves of surrogate pairs; found 'a \ud800'",
+        ),
+        ("sleep", "The name of ctx.sleep: expected a text"),
+        ("patch", "The name of ctx.patched: expected a text"),
     ],
 )
 def test_bad_input_is_named_and_nothing_of_it_is_applied(what: str, error: str) -> None:
