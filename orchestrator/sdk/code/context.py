@@ -7,6 +7,7 @@ import logging
 import random
 import threading
 from collections.abc import Awaitable, Callable, MutableMapping
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -30,7 +31,7 @@ from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.tasks.signature import return_type
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.conversion import schema_of
-from orchestrator.sdk.values.payload import convert, decode_value, encode_value
+from orchestrator.sdk.values.payload import convert, decode_value, encode_call, encode_value
 
 T = TypeVar("T")
 _LONG_HISTORY = 10_000
@@ -343,9 +344,17 @@ class WorkflowContext:
         raise ContinueAsNew(self._workflow._encode_call(args, kwargs))
 
     def compensate(self, undo: Any, *args: Any, **kwargs: Any) -> None:
-        """Add an undo step: a task, child workflow or function, run in reverse order on failure or cancellation."""
+        """Add an undo step: a task, child workflow or function, run in reverse order on failure or cancellation.
+
+        The arguments of a task or child workflow are checked and copied now.
+        """
         self._commander.check_unseen("ctx.compensate()")
         name = str(getattr(undo, "name", None) or getattr(undo, "__name__", undo))
+        if isinstance(undo, Task | CodeWorkflow):
+            undo._signature.check(args, kwargs)
+            what = "task" if isinstance(undo, Task) else "workflow"
+            encode_call(name, args, kwargs, undo._client.settings.largest_value, what)
+            args, kwargs = deepcopy((args, kwargs))
         self._compensations.add(name, partial(getattr(undo, "schedule", undo), *args, **kwargs))
 
 

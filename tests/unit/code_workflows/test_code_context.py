@@ -709,6 +709,35 @@ async def stays(ctx: WorkflowContext) -> str:
     return "?"
 
 
+def test_the_arguments_of_an_undo_are_those_of_its_registration() -> None:
+    app = Orchestrator()
+    refunded: list[Item] = []
+
+    @app.task
+    def refund(item: Item) -> None: ...
+
+    @app.workflow(name="undone")
+    async def undone(ctx: WorkflowContext, item: Item) -> None:
+        refunded.append(item)
+
+    @app.workflow(name="saga")
+    async def saga(ctx: WorkflowContext) -> None:
+        item = Item("tea", 9)
+        ctx.compensate(refund, item)
+        ctx.compensate(undone, item)
+        item.price = 4
+        for undo in (refund, undone):
+            with pytest.raises(InvalidTask, match="missing a required argument: 'item'"):
+                ctx.compensate(undo)
+            with pytest.raises(PayloadError, match="cannot be serialised"):
+                ctx.compensate(undo, object())
+        raise WorkflowFailed("no stock")
+
+    with pytest.raises(RunFailed, match="no stock"):
+        played(saga, mocks={refund: refunded.append})
+    assert refunded == [Item("tea", 9), Item("tea", 9)]
+
+
 def test_a_workflow_may_answer_a_cancel_with_its_own_end() -> None:
     async def cancel(run: TestedRun[Any], _: WorkflowTest) -> None:
         await run.cancel()
