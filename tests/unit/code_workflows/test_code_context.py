@@ -709,6 +709,31 @@ async def stays(ctx: WorkflowContext) -> str:
     return "?"
 
 
+def test_a_shielded_step_ends_before_its_undo_runs() -> None:
+    app = Orchestrator()
+    done: list[str] = []
+    charge, refund = app.task(name="charge")(lambda: None), app.task(name="refund")(lambda: None)
+
+    @app.workflow(name="saga")
+    async def saga(ctx: WorkflowContext) -> None:
+        ctx.compensate(refund)
+        charging = charge.schedule()
+        try:
+            await asyncio.shield(charging)
+        except asyncio.CancelledError:
+            await asyncio.wait([charging])
+            done.append("charged" if charging.done() else "open")
+            raise
+
+    async def cancel(run: TestedRun[Any], _: WorkflowTest) -> None:
+        await run.cancel("changed my mind")
+        with pytest.raises(RunFailed, match="was cancelled"):
+            await run.result()
+
+    started(saga, cancel, mocks={charge: After(60, None), refund: lambda: done.append("refunded")})
+    assert done[:2] == ["charged", "refunded"], "and then the test replays the code"
+
+
 def test_the_arguments_of_an_undo_are_those_of_its_registration() -> None:
     app = Orchestrator()
     refunded: list[Item] = []
