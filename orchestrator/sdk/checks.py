@@ -17,9 +17,11 @@ from orchestrator.settings import MIN_RETENTION
 
 SECONDS = "a number of seconds or a timedelta, up to a hundred years"
 _NAME = re.compile(r"[\w.:/-]{1,128}")
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _CENTURY = 100 * 365 * 86_400
 _MAX_LABEL_LENGTH = 500
 _MAX_TAGS = 100
+_MAX_REASON_LENGTH = 10_000
 
 
 def check_options(what: str, given: Iterable[str], known: Sequence[str]) -> None:
@@ -58,6 +60,33 @@ def check_label(what: str, text: object) -> str:
             f"control characters; found {for_message(text)}."
         )
     return text
+
+
+def check_text(what: str, text: object, longest: int | None = None) -> str:
+    """Refuse a text that cannot be sent or stored, or is too long. It may have several lines."""
+    if not isinstance(text, str) or _UNSTORABLE.search(text) or (longest is not None and len(text) > longest):
+        limit = "" if longest is None else f" of at most {longest:,} characters"
+        raise InvalidWorkflow(
+            f"{what}: expected a text{limit}, without NUL or halves of surrogate pairs; found {for_message(text)}."
+        )
+    return text
+
+
+def check_message(what: str, name: object) -> str:
+    """Refuse the name of a signal, query or update that cannot be sent. Its handler may have any other name."""
+    return check_text(f"The name of the {what}", name, _MAX_LABEL_LENGTH)
+
+
+def check_reason(text: object) -> str:
+    """Refuse a reason for rejecting a promise that would be too long for an error message."""
+    return check_text("The reason for rejecting a promise", text, _MAX_REASON_LENGTH)
+
+
+def check_event_number(value: object) -> int:
+    """Refuse what cannot be the number of an event."""
+    if type(value) is not int or not 0 <= value < 2**31:
+        raise InvalidWorkflow(f"Expected the number of an event of the history, found {for_message(value)}.")
+    return value
 
 
 def for_message(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from orchestrator.domain.code.ends import (
     carried_over,
     ends_too_early,
     ignores_cancel,
+    kept_of_refused,
 )
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.other_runs import (
@@ -123,19 +124,23 @@ class MemoryLeader:
         if isinstance(last, commands.EndCommand) and ends_too_early(report, run.history[report.through :]):
             run.applied = 0
             self.append(run, history.ActivationApplied(0, ended=report.through))
+            self._apply(run, kept_of_refused(report))
         elif report.stuck is None:
             run.applied, run.shown = run.attempt if activation.events else run.applied, report.through
             if has_unseen_facts:
                 self.append(run, history.ActivationApplied(report.through, report.accepted))
-            for command in report.commands:
-                self.append(run, record := history.record(command))
-                run.note(record)
-            self._carry_out(run, report.commands)
+            self._apply(run, report.commands)
             if isinstance(last, commands.EndCommand):
                 self.end(run, last)
         while self._queries:
             self._answer_query(*self._queries.pop(0))
         return report.answers
+
+    def _apply(self, run: Run, batch: Sequence[commands.Command]) -> None:
+        for command in batch:
+            self.append(run, record := history.record(command))
+            run.note(record)
+        self._carry_out(run, batch)
 
     def _answer_query(self, asker: Run, sent: commands.SignalRun) -> None:
         run, id = self._latest(Target(sent.run, sent.key)), sent.id or b""
@@ -185,7 +190,7 @@ class MemoryLeader:
         self.append(run, fact)
         return True
 
-    def _carry_out(self, run: Run, batch: list[commands.Command]) -> None:
+    def _carry_out(self, run: Run, batch: Sequence[commands.Command]) -> None:
         """Apply commands by type, in the same order as the real leader."""
         by_type = CommandsByKind({run.id: batch})
         facts: list[history.Fact] = []

@@ -269,6 +269,14 @@ prepare(
 )
 
 
+def encode_flush(flush: Flush) -> bytes:
+    """Encode the reports of one worker flush. Raise Malformed if no reader would take them."""
+    data = encode(flush)
+    if len(data) > MAX_MESSAGE:
+        raise Malformed(f"{len(data):,} bytes are too large for a message, which has at most {MAX_MESSAGE:,}")
+    return data
+
+
 def decode_flush(data: bytes) -> Flush:
     """Decode the reports of one worker flush."""
     return decode(Flush, data)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from orchestrator.domain.code.activation import Activated
+from orchestrator.domain.code.commands import RecordOperation
 from orchestrator.domain.fleet.generation import age, name, rewind_of
 from orchestrator.domain.tasks.outcomes import Flush, Report
 from orchestrator.domain.tasks.task import (
@@ -20,6 +21,8 @@ from orchestrator.domain.tasks.task import (
     Succeeded,
     TaskError,
 )
+from orchestrator.errors import PayloadError
+from orchestrator.transport import codec
 from orchestrator.transport.codec import Applied, decode
 from orchestrator.transport.worker import Receipt
 from orchestrator.workers.parent.held import HeldAttempts
@@ -306,3 +309,33 @@ def test_reports_that_wait_for_a_busy_thread_are_sent(reporter: Reporter) -> Non
     assert reporter._wakeup.empty()
     reporter.wake()
     assert reporter._wakeup.get_nowait() is None
+
+
+@pytest.mark.parametrize("problem", ["half a surrogate pair", "too large"])
+def test_a_report_that_cannot_be_sent_costs_only_its_own_task(
+    reporter: Reporter, stream: Stream, monkeypatch: pytest.MonkeyPatch, problem: str
+) -> None:
+    monkeypatch.setattr(codec, "MAX_MESSAGE", 2_000)
+    name, value = ("a", bytes(3_000)) if problem == "too large" else ("a \ud800", b"")
+    command = RecordOperation(1, name, value)
+    child = NewTask(TWO, name, "default", value)
+    reporter.report(succeeded(), held_job(reporter))
+    reporter.report(Activated(bytes(16), 3, 0.1, 7, [command]))
+    reporter.report(Succeeded(bytes(16), 1, 0.1, b"", [child]))
+    reporter.report(succeeded(), turn=Activated(bytes(16), 4, 0.1, 7, [command]))
+    send(reporter)
+    first, stuck, failed, last = stream.reports
+    assert first == last == succeeded()
+    assert isinstance(stuck, Activated)
+    assert "cannot be sent" in str(stuck.stuck)
+    assert isinstance(failed, Failed)
+    assert not failed.retryable
+    assert "cannot be sent" in failed.error.message
+
+
+def test_tasks_that_cannot_be_sent_are_refused_where_they_are_enqueued(
+    reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codec, "MAX_MESSAGE", 10)
+    with pytest.raises(PayloadError, match="These 1 tasks cannot be sent"):
+        reporter.send_tasks([NewTask(TWO, "a", "default", b"")])

@@ -60,13 +60,14 @@ def split(backlog: list[PendingReport], largest: int = BATCH_BYTES) -> tuple[lis
     size = 0
     for index, item in enumerate(backlog):
         if isinstance(item.report, Succeeded):
-            size += len(item.report.result)
+            size += len(item.report.result) + sum(len(child.payload) for child in item.report.children)
             if item.turn is not None:
                 size += sum(map(command_size, item.turn.commands))
         elif isinstance(item.report, Noted):
             size += len(item.report.details)
         elif isinstance(item.report, Activated):
             size += sum(map(command_size, item.report.commands))
+            size += sum(len(answer.result or b"") for answer in item.report.answers)
         elif isinstance(item.report, Enqueued):
             size += sum(len(task.payload) for task in item.report.tasks)
         if index and (size > largest or index >= BATCH):

@@ -18,13 +18,13 @@ from typing import NamedTuple
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.fleet.generation import rewind_of
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.sealed import seal_struct
+from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.tasks.outcomes import Flush, Report
 from orchestrator.domain.tasks.task import Enqueued, KeyHolder, NewTask, Noted, Succeeded
-from orchestrator.errors import Uncertain
+from orchestrator.errors import PayloadError, Uncertain
 from orchestrator.sealing import Vault
 from orchestrator.telemetry import Outage, get_logger
-from orchestrator.transport.codec import Applied, encode, stream_position
+from orchestrator.transport.codec import Applied, encode_flush, stream_position
 from orchestrator.transport.connection import FULL, UNAVAILABLE, describe
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.parent.held import HeldAttempts
@@ -36,6 +36,7 @@ from orchestrator.workers.reporting.kept import (
     split,
     without_completion,
 )
+from orchestrator.workers.reporting.unsendable import encoded, sendable
 from orchestrator.workers.running.forks import refuse_in_fork
 from orchestrator.workers.running.job import Job
 from orchestrator.workers.running.threads import start_critical_thread
@@ -169,9 +170,14 @@ class Reporter:
         if not tasks:
             return {}
         refuse_in_fork()
+        report = Enqueued(list(tasks))
+        try:
+            encode_flush(Flush(self._worker, [report]))
+        except REFUSALS as error:
+            raise PayloadError(f"These {len(tasks):,} tasks cannot be sent: {error}. Enqueue fewer at once.") from None
         self._listen()
         applied = threading.Event()
-        self._enqueue(PendingReport(Enqueued(list(tasks)), None, applied.set))
+        self._enqueue(PendingReport(report, None, applied.set))
         applied.wait()
         with_keys = {task.id: task for task in tasks if task.unique is not None}
         return self._key_holders(with_keys) if with_keys else {}
@@ -273,12 +279,13 @@ class Reporter:
         if rewind_of(self.generation):
             batch = [without_completion(item) for item in batch]
         done = self._finished_messages(batch)
-        reports = [item.report for item in batch]
-        turns = [item.turn for item in batch if item.turn is not None]
-        if self._vault is not None:
-            reports = [seal_struct(report, self._vault) for report in reports]
-            turns = [seal_struct(turn, self._vault) for turn in turns]
-        body = encode(Flush(self._worker, reports, turns)) if batch else None
+        body = None
+        if batch:
+            try:
+                body = encoded(batch, self._worker, self._vault)
+            except REFUSALS:
+                batch = [sendable(item, self._worker, self._vault) for item in batch]
+                body = encoded(batch, self._worker, self._vault)
         receipt = self._streams.flush(self.generation, body, done)
         if receipt.applied is not None:
             self.note_applied(receipt.applied)

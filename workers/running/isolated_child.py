@@ -21,7 +21,9 @@ from orchestrator.tracing.entry import begin_tracing, enter, leave
 from orchestrator.transport.codec import LogLine, ProgressMark, decode, encode
 from orchestrator.workers.functions import Allowed, install, load_app
 from orchestrator.workers.parent.processes import die_with
+from orchestrator.workers.reporting.kept import PendingReport
 from orchestrator.workers.reporting.task_output import capture_output, share_log
+from orchestrator.workers.reporting.unsendable import sendable
 from orchestrator.workers.running.forks import is_fork, on_fork, refuse_in_fork, watch_forks
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
@@ -117,7 +119,7 @@ def main(
         job.finish()
         if job.trace is not None:
             leave(token)
-        outbox.send("report", encode([report]))
+        outbox.send("report", encode([sendable(PendingReport(report)).report]))
         if spans is not None:
             spans.flush(0.0)  # in the background: if the process is idle for long, it is killed
 

@@ -134,6 +134,8 @@ class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
     refusals: int = -1
     """How many ends of the code in a row were refused, according to its history. Workers of older releases send -1:
     they would order messages as if no end had been refused."""
+    holds: bool = False
+    """The worker can show messages to code after its side effects (see *Ends* in `domain/code/history.py`)."""
 
 
 def json_text(finding: Violation | WaitingPlaces, retry_at: float | None = None) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Activated
@@ -27,6 +28,7 @@ TOO_LATE = {"came_late": True}
 """Error data of an update that arrived too late: nothing of it was done, so another run may take it."""
 REFUSABLE_ENDS = (commands.CompleteRun, commands.FailRun)
 """Ends that can be refused because of unseen messages."""
+_FACTS = get_args(history.Fact)
 _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
 
 
@@ -95,6 +97,56 @@ def ends_too_early(report: Activated, unseen: Iterable[Event], *, has_messages: 
             case history.SignalReceived() | history.UpdateRequested():
                 has_messages = True
     return has_messages
+
+
+def kept_of_refused(report: Activated) -> Sequence[Command]:
+    """Return the commands of a turn with a refused end that count nevertheless: all up to its last side effect.
+
+    Workers of older releases would show the code the unseen messages before that side effect.
+    """
+    done = (place for place, item in enumerate(report.commands, 1) if isinstance(item, commands.RecordOperation))
+    return report.commands[: max(done, default=0)] if report.holds else []
+
+
+class Stage(NamedTuple):
+    """Facts that the code is shown together, because it once ended before it was shown all of them."""
+
+    operation: int
+    """The ordinal of the side effect whose result the code gets after the messages among the facts; 0 if none."""
+    facts: list[Event]
+
+
+def stages(events: Sequence[Event]) -> dict[int, list[Stage]]:
+    """Group the facts from each refused end up to its marker; return the group of each fact, by number.
+
+    If code that was shown a group ended too early again, the group grows. A side effect begins a new stage of it.
+    """
+    facts = [event for event in events if isinstance(event.what, _FACTS)]
+    refused: list[tuple[history.ActivationApplied, int, int]] = []
+    for event in events:
+        match event.what:
+            case history.ActivationApplied() as marker:
+                refused.append((marker, event.number, 0))
+            case history.OperationRecorded(ordinal=ordinal) if refused:
+                refused[-1] = *refused[-1][:2], ordinal
+    groups: dict[int, list[Stage]] = {}
+    for marker, number, operation in refused:
+        if not marker.ended:
+            continue
+        first = facts[_place(facts, marker.ended) : _place(facts, marker.ended + 1)]
+        group = groups.setdefault(marker.ended, [Stage(0, first)])
+        last = max((stage.facts[-1].number for stage in group if stage.facts), default=marker.ended)
+        later = facts[_place(facts, last + 1) : _place(facts, number)]
+        if operation:
+            group.append(Stage(operation, later))
+        else:
+            group[-1].facts.extend(later)
+        groups.update((fact.number, group) for fact in later)
+    return groups
+
+
+def _place(facts: Sequence[Event], number: int) -> int:
+    return bisect_left(facts, number, key=lambda fact: fact.number)
 
 
 def run_state(end: TurnTaskEnd, timed_out: bool) -> RunState:

@@ -19,8 +19,12 @@ activation; it is then stored before the marker, but its number is above `throug
 **Ends.** If the code returns or fails although signals or updates have arrived that it was not shown, the leader
 discards that turn and appends a marker with `ended`. The code is replayed and shown these messages before the fact at
 which it ended, or together with that fact if it is a message itself. So it handles them, or ignores them knowingly. The
-marker makes the new order part of the history. Records of the discarded turn are not kept, because the code may now act
-differently; so `ctx.run` may run again, as after a lost worker.
+marker makes the new order part of the history.
+
+A side effect (`ctx.run`) in such a turn is not repeated: the leader records it, and all commands before it, after the
+marker. The code is shown everything up to that side effect as before, and the messages when it awaits the result. If it
+ends without awaiting it, only its handlers get the messages. Later commands of the turn are discarded, because the code
+may now act differently.
 
 **Time** in the code is the time of the last fact that it was shown. The leader reads the clock once per tick.
 """
@@ -161,8 +165,8 @@ class ActivationApplied(Message, frozen=True):
     accepted: list[str] = []
     """Ids of updates whose handlers started in this turn and had not answered at its end."""
     ended: int = 0
-    """The event at which the code ended in a discarded turn, because it had not seen all messages. No records follow,
-    and `through` is 0. Among the events from that one up to this marker, messages are shown first."""
+    """The event at which the code ended in a discarded turn, because it had not seen all messages; `through` is 0.
+    Among the events from that one up to this marker, messages are shown first; if a side effect follows, after it."""
 
 
 class RunReset(Message, frozen=True):

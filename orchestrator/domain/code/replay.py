@@ -12,14 +12,15 @@ update.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from itertools import islice
-from typing import NoReturn, get_args
+from typing import NoReturn
 
 from orchestrator.domain import timezones
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Violation
 from orchestrator.domain.code.commands import Command, Kind
+from orchestrator.domain.code.ends import Stage, stages
 from orchestrator.domain.code.history import Event, Record
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import TaskError
@@ -27,7 +28,6 @@ from orchestrator.errors import DeterminismViolation
 
 _MAX_DIFFERENCE = 60
 _MAX_VALUE = 200
-_FACTS = get_args(history.Fact)
 
 _Identity = tuple[Kind, int, dict[str, str]]
 """Kind, ordinal, and the values that command and record must share, by their displayed names."""
@@ -56,8 +56,10 @@ class Ledger:
         """Ids of updates that were accepted, but not answered in the same turn."""
         self.refusals = 0
         """The number of refused ends of the code since the last turn that counts."""
-        self.merged_facts: dict[int, list[Event]] = {}
+        self.merged_facts: dict[int, list[Stage]] = {}
         """By number, facts that the code is shown together with others because it had ended too early."""
+        self.held: set[int] = set()
+        """Ordinals of side effects whose results wait until the code has been shown the messages after them."""
         self.is_copy = False
         """The run was reset, and its history is a copy without records of what was open."""
         self.reopened: dict[str, float] = {}
@@ -74,14 +76,14 @@ class Ledger:
         self.trace: list[Command] | None = None
         """Every command, old or new, if set to a list."""
 
-    def learn(self, events: Iterable[Event]) -> None:
+    def learn(self, events: Sequence[Event]) -> None:
         """Read the records and markers of a whole history, before any code runs."""
-        refused_ends: dict[int, int] = {}
+        any_refused = False
         for event in events:
             what = event.what
             if isinstance(what, history.ActivationApplied):
                 if what.ended:
-                    refused_ends[what.ended] = event.number
+                    any_refused = True
                     self.refusals += 1
                     continue
                 self.refusals = 0
@@ -103,22 +105,10 @@ class Ledger:
                 self._expected.append(_describe(identity))
         if self.end is None:
             self.continued_after = self.shown
-        if refused_ends:
-            self._join(events, refused_ends)
-
-    def _join(self, events: Iterable[Event], refused_ends: Mapping[int, int]) -> None:
-        """Group the facts from each refused end up to its marker."""
-        group: list[Event] = []
-        until = 0
-        for event in events:
-            if not isinstance(event.what, _FACTS):
-                continue
-            if event.number > until:
-                group = []
-            until = max(until, refused_ends.get(event.number, 0))
-            if event.number < until:
-                group.append(event)
-                self.merged_facts[event.number] = group
+        if any_refused:
+            self.merged_facts = stages(events)
+            groups = {id(group): group for group in self.merged_facts.values()}.values()
+            self.held = {stage.operation for group in groups for stage in group}
 
     def next(self, kind: Kind) -> tuple[int, bytes]:
         """Count one more command of a kind. Return its ordinal and the id of the object that it creates."""

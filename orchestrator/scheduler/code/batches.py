@@ -22,6 +22,7 @@ from orchestrator.domain.code.ends import (
     CommandsByKind,
     end_of,
     ends_too_early,
+    kept_of_refused,
     with_seen,
 )
 from orchestrator.domain.code.history import HistoryItem
@@ -69,7 +70,7 @@ def apply_activations(
     ends: list[tuple[str, Activated]] = []
     stuck: list[tuple[bytes, int, Violation]] = []
     absent: list[transitions.Requeue] = []
-    batches: dict[bytes, list[Command]] = {}
+    batches: dict[bytes, Sequence[Command]] = {}
     for worker, report in reports:
         if report.missing:
             absent.append(transitions.Requeue(report.id, report.attempt, code.pause(report.id, report.attempt)))
@@ -91,7 +92,9 @@ def apply_activations(
     if ends:
         before, refused, unfit = _append_last(tx, [report for _, report in ends])
         if refused:
-            _refuse_ends(tx, code, [item for item in ends if item[1].id in refused], are_next)
+            late = [item for item in ends if item[1].id in refused]
+            batches.update((report.id, kept_of_refused(report)) for _, report in late)
+            accepted |= _refuse_ends(tx, code, late, batches, are_next)
         stuck += unfit
         if refused or unfit:
             open_ = refused.union(run for run, _, _ in unfit)
@@ -181,19 +184,29 @@ def _end_command(report: Activated) -> commands.EndCommand:
     return last
 
 
-def _refuse_ends(tx: Transaction, code: CodeRuns, reports: Sequence[tuple[str, Activated]], are_next: bool) -> None:
-    """Replay code that ended before it saw some messages. The refused end is recorded in the history."""
+def _refuse_ends(
+    tx: Transaction,
+    code: CodeRuns,
+    reports: Sequence[tuple[str, Activated]],
+    kept: Mapping[bytes, Sequence[Command]],
+    are_next: bool,
+) -> set[bytes]:
+    """Replay code that ended before it saw some messages. The history records the refused end and the `kept` commands.
+
+    Return the runs whose turns were current.
+    """
     turns = [
         Turn(
             *(report.id, report.attempt, 0, False, 0, worker),
-            events=[history.ActivationApplied(0, ended=report.through)],
-            opened=0,
+            events=[history.ActivationApplied(0, ended=report.through), *map(history.record, kept[report.id])],
+            opened=sum(isinstance(command, _OPENING) for command in kept[report.id]),
         )
         for worker, report in reports
     ]
     moved = _as_counted(suspend(tx.connection, turns, tx.now), are_next)
     tx.result.note(moved, by_worker=True)
     code.took_turn(tx, [task.id for task in moved], {answer.id for _, report in reports for answer in report.answers})
+    return {task.id for task in moved}
 
 
 def _end_turn_tasks(

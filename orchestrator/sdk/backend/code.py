@@ -43,7 +43,7 @@ from orchestrator.sdk.backend.code_requests import (
 )
 from orchestrator.sdk.backend.connections import MAX_AUDITED_LENGTH
 from orchestrator.sdk.backend.part import reading
-from orchestrator.sdk.checks import check_name
+from orchestrator.sdk.checks import check_message, check_name, check_reason, check_text
 from orchestrator.sdk.code.messages import next_try, request_id
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import decode_value
@@ -251,6 +251,7 @@ class CodeBackend(CodeRequests):
         the first open promises instead. ResultTimeout means that the request is stored, but not applied yet; it is
         raised early if there is no leader.
         """
+        _check_decision(promise, why)
         with time_limit(timeout, writes=True):
             self._check_type(run, promise, value)
         audited = {"value": self._connections.audited(promise, value)} | (
@@ -276,6 +277,8 @@ class CodeBackend(CodeRequests):
         self, run: bytes, promise: str, reason: str, why: str = "", timeout: float = SETTLED_WITHIN
     ) -> Steps[bytes]:
         """Reject the oldest open promise with this name. Return the same as `resolve`. The audit log records both."""
+        _check_decision(promise, why)
+        check_reason(reason)
         audited = {} if self._vault is not None or not reason else {"reason": reason[:MAX_AUDITED_LENGTH]}
         audited |= {"why": why[:MAX_AUDITED_LENGTH]} if why else {}
         reason = reason if self._vault is None else self._vault.seal_text(reason)
@@ -285,6 +288,7 @@ class CodeBackend(CodeRequests):
 
     def query(self, run: bytes, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
         """Send a query to the code. The arguments and the answer are encoded."""
+        check_message("query", name)
         return self._request(run, RequestKind.QUERY, "query", timeout, name=name, value=self._sealed(CALL, payload))
 
     def update(
@@ -298,6 +302,7 @@ class CodeBackend(CodeRequests):
         id: str = "",  # noqa: ARG002  # for servers
     ) -> Steps[bytes]:
         """Send an update to the code. The arguments and the answer are encoded."""
+        check_message("update", name)
         value = self._sealed(CALL, payload)
         if request is None:
             return (yield from self._request(run, RequestKind.UPDATE, "update", timeout, name=name, value=value))
@@ -352,6 +357,11 @@ class CodeBackend(CodeRequests):
         if answer.error is not None:
             raise (NotFound if answer.error.kind == "NotFound" else WrongState)(answer.error.message)
         return UUID(decode_value(answer.result or b"\xc0")).bytes
+
+
+def _check_decision(promise: str, why: str) -> None:
+    check_name("promise", promise)
+    check_text("The reason for a decision", why)
 
 
 def _applied(connection: Connection, run: bytes, name: str, update_id: str) -> bytes | None:

@@ -20,7 +20,7 @@ from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, InvalidWorkflow, PayloadError
 from orchestrator.references import may_hold_references
-from orchestrator.sdk.checks import check_label, check_name, check_retention, check_tags
+from orchestrator.sdk.checks import check_label, check_name, check_reason, check_retention, check_tags
 from orchestrator.sdk.values.payload import decode_call, decode_value
 from orchestrator.sealing import is_sealed
 from orchestrator.settings import Settings
@@ -142,6 +142,8 @@ WorkflowName = Annotated[str, _named("workflow")]
 RunName = Annotated[str, _named("run")]
 EventName = Annotated[str, _named("event")]
 SignalName = Annotated[str, _named("signal")]
+PromiseName = Annotated[str, _named("promise")]
+Rejection = Annotated[str, Checked(lambda _, text, __: check_reason(text))]
 Label = Annotated[str, _labelled("name")]
 Reason = Annotated[str, Checked(lambda _, text, __: check_label("reason", text) if text else None)]
 Key = Annotated[str | None, _labelled("key")]

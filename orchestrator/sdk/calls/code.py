@@ -10,7 +10,17 @@ from orchestrator.domain.access import Scope
 from orchestrator.domain.code import history
 from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.domain.tasks.task import Id
-from orchestrator.sdk.calls.checked import EncodedTags, Reason, RunKey, SignalName, Timeout, encoded_call, encoded_value
+from orchestrator.sdk.calls.checked import (
+    EncodedTags,
+    PromiseName,
+    Reason,
+    Rejection,
+    RunKey,
+    SignalName,
+    Timeout,
+    encoded_call,
+    encoded_value,
+)
 from orchestrator.sdk.calls.declaring import Body, Kind, Rest, call
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.waiting.steps import Steps
@@ -69,12 +79,16 @@ class CodeCalls(Protocol):
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
     def resolve(
-        self, run: Id, promise: str, value: Annotated[bytes, encoded_value("Promise {promise!r:.100}")], why: str = ""
+        self,
+        run: Id,
+        promise: PromiseName,
+        value: Annotated[bytes, encoded_value("Promise {promise!r:.100}")],
+        why: str = "",
     ) -> Steps[bytes]:
         """Resolve the oldest open promise with a name. The audit log records the reason `why`."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
-    def reject(self, run: Id, promise: str, reason: str, why: str = "") -> Steps[bytes]:
+    def reject(self, run: Id, promise: PromiseName, reason: Rejection, why: str = "") -> Steps[bytes]:
         """Reject the oldest open promise with a name. The audit log records the reason `why`."""
 
     @call(about={Kind.RUN: "run"}, body=Body.VALUE, for_programs=True, redacts="run")

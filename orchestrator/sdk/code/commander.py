@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -75,6 +76,8 @@ class Commander:
         self.closed = False
         """The code is evicted, and its remaining actions are ignored."""
         self.mailboxes: dict[str, Mailbox] = {}
+        self.held: dict[int, Callable[[], None]] = {}
+        """By ordinal, functions that settle the futures of side effects among `Ledger.held`."""
         self._timers: dict[bytes, tuple[Timer, commands.StartTimer | None]] = {}
         self._pending: dict[bytes, Expected] = {}
         self._early_results: dict[bytes, Settled | history.TimerFired] = {}
@@ -223,6 +226,11 @@ class Commander:
         self.started = fact
         self.began_at = self.now
         self.origin = fact.origin or self.run_id
+
+    def release(self, operation: int) -> None:
+        """Let the code get the outcome of a side effect that was held."""
+        self.ledger.held.discard(operation)
+        self.held.pop(operation, lambda: None)()
 
     def settle(self, fact: Settled) -> None:
         future = self._pending.pop(fact.id, None)

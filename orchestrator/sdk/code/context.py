@@ -7,6 +7,7 @@ import logging
 import random
 import threading
 from collections.abc import Awaitable, Callable, MutableMapping
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -17,10 +18,10 @@ from orchestrator.domain.code import commands
 from orchestrator.domain.code.attributes import Scalar, as_json, checked, stored
 from orchestrator.domain.ids import derived_id
 from orchestrator.errors import OperationFailed
-from orchestrator.sdk.checks import check_name
+from orchestrator.sdk.checks import check_name, check_text
 from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.endings import Compensations, ContinueAsNew
-from orchestrator.sdk.code.futures import DurableFuture, SleepFuture
+from orchestrator.sdk.code.futures import DurableFuture, HeldFuture, SleepFuture
 from orchestrator.sdk.code.handlers import Handlers
 from orchestrator.sdk.code.operations import call
 from orchestrator.sdk.code.scope import RunRandom, is_awaitable, outside, read_only
@@ -30,7 +31,7 @@ from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.tasks.signature import return_type
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.conversion import schema_of
-from orchestrator.sdk.values.payload import convert, decode_value, encode_value
+from orchestrator.sdk.values.payload import convert, decode_value, encode_call, encode_value
 
 T = TypeVar("T")
 _LONG_HISTORY = 10_000
@@ -104,6 +105,7 @@ class WorkflowContext:
     def sleep(self, seconds: float | timedelta = 0.0, *, name: str = "", **parts: float) -> asyncio.Future[None]:
         """Start a durable timer: `await ctx.sleep(30)`, a timedelta, or its parts: `ctx.sleep(hours=24)`."""
         delay = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+        check_text("The name of ctx.sleep", name)
         return SleepFuture(self._commander, delay + timedelta(**parts).total_seconds(), name)
 
     @overload
@@ -221,6 +223,7 @@ class WorkflowContext:
         function may run again if the worker dies before the result is stored. For long work, use a task.
         """
         commander = self._commander
+        check_text("The name of ctx.run", name)
         ordinal, _ = commander.next("operation")
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         record = commander.ledger.operation(ordinal, name) or self._perform(ordinal, name, function, retries, seconds)
@@ -231,7 +234,7 @@ class WorkflowContext:
         else:
             kind = return_type(function) if type is None else type
             future.set_result(decode_value(record.result or b"\xc0", kind))
-        return future
+        return HeldFuture(commander, ordinal, future) if ordinal in commander.ledger.held else future
 
     def _perform(
         self, ordinal: int, name: str, function: Callable[[], Any], retries: int, timeout: float | None
@@ -266,6 +269,7 @@ class WorkflowContext:
         if name not in self._patches:
             commander = self._commander
             commander.check_unseen("deciding on a patch that the code has not reached")
+            check_text("The name of ctx.patched", name)
             recorded = commander.ledger.is_patched(name)
             self._patches[name] = recorded or not commander.replaying
             if self._patches[name]:
@@ -340,9 +344,17 @@ class WorkflowContext:
         raise ContinueAsNew(self._workflow._encode_call(args, kwargs))
 
     def compensate(self, undo: Any, *args: Any, **kwargs: Any) -> None:
-        """Add an undo step: a task, child workflow or function, run in reverse order on failure or cancellation."""
+        """Add an undo step: a task, child workflow or function, run in reverse order on failure or cancellation.
+
+        The arguments of a task or child workflow are checked and copied now.
+        """
         self._commander.check_unseen("ctx.compensate()")
         name = str(getattr(undo, "name", None) or getattr(undo, "__name__", undo))
+        if isinstance(undo, Task | CodeWorkflow):
+            undo._signature.check(args, kwargs)
+            what = "task" if isinstance(undo, Task) else "workflow"
+            encode_call(name, args, kwargs, undo._client.settings.largest_value, what)
+            args, kwargs = deepcopy((args, kwargs))
         self._compensations.add(name, partial(getattr(undo, "schedule", undo), *args, **kwargs))
 
 

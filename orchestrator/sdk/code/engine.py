@@ -134,6 +134,7 @@ class Engine:
                 awaits=commander.awaits,
                 accepted=flow.handlers.take_accepted(),
                 refusals=commander.ledger.refusals,
+                holds=True,
             )
             cached.update(activation, report, since)
             return report

@@ -36,6 +36,30 @@ class SleepFuture(OrderedFuture[None]):
             self.set_result(None)
 
 
+class HeldFuture(OrderedFuture[T]):
+    """A side effect whose outcome the code can read, but gets only after it has been shown messages."""
+
+    def __init__(self, commander: Commander, ordinal: int, outcome: asyncio.Future[T]) -> None:
+        super().__init__(loop=commander.loop)
+        self._outcome = outcome
+        commander.held[ordinal] = self._settle
+
+    def result(self) -> T:
+        return super().result() if self.done() else self._outcome.result()
+
+    def exception(self) -> BaseException | None:
+        return super().exception() if self.done() else self._outcome.exception()
+
+    def _settle(self) -> None:
+        error = self._outcome.exception()
+        if self.done():
+            return
+        if error is None:
+            self.set_result(self._outcome.result())
+        else:
+            self.set_exception(error)
+
+
 class DurableFuture(OrderedFuture[T]):
     """The result of a task, promise or child workflow. Cancelling the future cancels the task, promise or child."""
 

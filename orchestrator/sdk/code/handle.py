@@ -16,7 +16,7 @@ from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.errors import ResultTimeout, RunFailed
-from orchestrator.sdk.checks import check_label
+from orchestrator.sdk.checks import check_event_number, check_label
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.known_handlers import WorkflowSignature
@@ -279,7 +279,7 @@ class WorkflowHandle(Generic[R, W_co]):
         """
         refuse_inside_task("a workflow")
         checked = reason and check_label("reason", reason)
-        new = yield from self._client.backend.code.reset(self._run, to, checked)
+        new = yield from self._client.backend.code.reset(self._run, check_event_number(to), checked)
         return WorkflowHandle(self._client, new, self._signature)
 
     def retry(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Query, QueryResult
 from orchestrator.domain.code.commands import Command
+from orchestrator.domain.code.ends import Stage
 from orchestrator.domain.code.history import Event
 from orchestrator.errors import InvalidTask, NotDeterministic
 from orchestrator.sdk.code.commander import Commander, Settled
@@ -33,6 +34,8 @@ class LiveRun:
         self.handlers = Handlers(self.commander, self._interrupt)
         self._compensations = Compensations(self.commander.report)
         self._cancel_requested = False
+        self._is_withheld = False
+        """Whether the function may not end the run yet, because a side effect is held."""
         self._is_closing = False
         """Whether the function has ended and its cleanup runs."""
         self._interruption: BaseException | None = None
@@ -58,7 +61,7 @@ class LiveRun:
                 if show is None or commander.ended:
                     continue
                 if together and (group := together.get(event.number)):
-                    if event is group[-1]:
+                    if event is next(stage.facts[-1] for stage in reversed(group) if stage.facts):
                         self._show_together(group)
                     continue
                 commander.turn(event)
@@ -67,23 +70,31 @@ class LiveRun:
         commander.raise_if_stopped()
         return commander.ledger.take()
 
-    def _show_together(self, events: Sequence[Event]) -> None:
-        """Show events together, because the code once ended at the first of them: first all messages, then the rest one
-        by one.
+    def _show_together(self, group: Sequence[Stage]) -> None:
+        """Show events together, because the code once ended too early: in each stage first all messages, then the rest
+        one by one.
 
         Messages with a handler come first, because a handler must run before the function ends. Messages of one name
-        keep their order.
+        keep their order. The code gets the result of a stage's side effect after the messages, and ends only then.
         """
-        commander, last = self.commander, events[-1]
-        ranked = sorted(events, key=self._rank)
-        messages = [event for event in ranked if self._rank(event) < _NO_MESSAGE]
-        for step in [messages, *([event] for event in ranked[len(messages) :])]:
-            for event in step:
-                commander.turn(Event(last.number, last.at, event.what))
-                _SHOW[type(event.what)](self, event.what)
-            self._run_until_idle()
-            if commander.ended:
-                return
+        commander = self.commander
+        self._is_withheld = group[-1].operation > 0
+        for stage in group:
+            last = stage.facts[-1] if stage.facts else None
+            ranked = sorted(stage.facts, key=self._rank)
+            messages = [event for event in ranked if self._rank(event) < _NO_MESSAGE]
+            for step in [messages, *([event] for event in ranked[len(messages) :])]:
+                for event in step:
+                    assert last is not None
+                    commander.turn(Event(last.number, last.at, event.what))
+                    _SHOW[type(event.what)](self, event.what)
+                self._run_until_idle()
+                if step is messages and stage.operation:
+                    commander.release(stage.operation)
+                    self._is_withheld = stage is not group[-1]
+                    self._run_until_idle()
+                if commander.ended:
+                    return
 
     def _rank(self, event: Event) -> int:
         match event.what:
@@ -184,11 +195,12 @@ class LiveRun:
             self._main.cancel()
 
     def _is_stopped(self) -> bool:
-        return self.commander.is_stopped or (self._main is not None and self._main.done())
+        has_ended = self._main is not None and self._main.done() and not self._is_withheld
+        return self.commander.is_stopped or has_ended
 
     def _finish(self) -> None:
         main, commander = self._main, self.commander
-        if main is None or not main.done() or commander.is_stopped:
+        if main is None or not main.done() or commander.is_stopped or self._is_withheld:
             return
         commander.ended = True
         end = self._end(main)

@@ -18,6 +18,7 @@ from orchestrator.errors import (
     UnknownHandler,
     WrongState,
 )
+from orchestrator.sdk.checks import check_label, check_message
 from orchestrator.sdk.code.known_handlers import WorkflowSignature
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_value, encode_call
@@ -132,7 +133,7 @@ def name_of(
     """
     what = kind.what.lower()
     if isinstance(message, str):
-        name = message
+        name = check_message(what, message)
     elif not isinstance(message, kind):
         article = "an" if kind is UpdateMethod else "a"
         raise UnknownHandler(
@@ -163,7 +164,12 @@ def signal_value(
     """Return the name and value of a signal. Raise InvalidArguments if they do not fit its method."""
     name = name_of(SignalMethod, signal, target)
     if isinstance(signal, str):
-        return name, _value(*args, **kwargs)
+        if len(args) > 1 or not {*kwargs} <= ({"value"} if not args else set()):
+            raise InvalidArguments(
+                f"Signal {name!r}: expected one value or none, found {len(args)} and the names {sorted(kwargs)}. "
+                "Pass several as a list or an object. Nothing was sent."
+            )
+        return name, next(iter([*args, *kwargs.values()]), None)
     if list(args) == [None] and not signal.signature.names:
         args = []  # the method takes no value
     try:
@@ -172,10 +178,6 @@ def signal_value(
     except InvalidTask as error:
         raise InvalidArguments(f"{error} Nothing was sent.") from None
     return name, next(iter(signal.signature.named(args, kwargs).values()), None)
-
-
-def _value(value: Any = None) -> Any:
-    return value
 
 
 def answer_of(message: str | QueryMethod[Any, ..., Any] | UpdateMethod[Any, ..., Any, Any], data: bytes) -> Any:
@@ -202,7 +204,7 @@ def raised(what: str, error: TaskError) -> OrchestratorError:
 
 def request_id(run: bytes, what: str, id: str) -> bytes:
     """Return the internal id of a signal or update that was sent with an id of the sender's own."""
-    return uuid5(UUID(bytes=run), f"{what} {id}").bytes
+    return uuid5(UUID(bytes=run), f"{what} {check_label('message id', id)}").bytes
 
 
 def next_try(request: bytes) -> bytes:

@@ -195,8 +195,9 @@ class CodeWorkflow(Generic[P, R, W_co]):
 
         Inside a workflow, the scheduler looks the run up when it is signalled, queried, cancelled or awaited.
         """
+        check_label("run id", id)
         if inside_workflow():
-            key = scoped(self.name, check_label("run id", id))
+            key = scoped(self.name, id)
             return WorkflowHandle(self._client, bytes(16), self._signature, key=key)
         run_id = self._client.backend.code.find(self.name, id)
         if run_id is None:

@@ -152,6 +152,12 @@ async def clumsy(ctx: WorkflowContext, what: str) -> None:
             await price.schedule(object())  # type: ignore[arg-type]
         case "result":
             return object()  # type: ignore[return-value]
+        case "operation":
+            await ctx.run("a \ud800", lambda: None)
+        case "sleep":
+            await ctx.sleep(1, name="a \ud800")
+        case "patch":
+            ctx.patched("a \ud800")
 
 
 @pytest.mark.parametrize(
@@ -161,6 +167,12 @@ async def clumsy(ctx: WorkflowContext, what: str) -> None:
         ("arguments", f"{InvalidTask.__name__}: Task 'price': missing a required argument: 'item'"),
         ("unserialisable", f"{PayloadError.__name__}: Argument 1 of task 'price' cannot be serialised"),
         ("result", f"{PayloadError.__name__}: The result of workflow 'clumsy' cannot be serialised"),
+        (
+            "operation",
+            r"The name of ctx.run: expected a text, without NUL or halves of surrogate pairs; found 'a \ud800'",
+        ),
+        ("sleep", "The name of ctx.sleep: expected a text"),
+        ("patch", "The name of ctx.patched: expected a text"),
     ],
 )
 def test_invalid_input_fails_the_run_and_issues_no_command(what: str, error: str) -> None:
@@ -695,6 +707,60 @@ async def stays(ctx: WorkflowContext) -> str:
         await undo.schedule("cleaned up")
         return "finished anyway"
     return "?"
+
+
+def test_a_shielded_step_ends_before_its_undo_runs() -> None:
+    app = Orchestrator()
+    done: list[str] = []
+    charge, refund = app.task(name="charge")(lambda: None), app.task(name="refund")(lambda: None)
+
+    @app.workflow(name="saga")
+    async def saga(ctx: WorkflowContext) -> None:
+        ctx.compensate(refund)
+        charging = charge.schedule()
+        try:
+            await asyncio.shield(charging)
+        except asyncio.CancelledError:
+            await asyncio.wait([charging])
+            done.append("charged" if charging.done() else "open")
+            raise
+
+    async def cancel(run: TestedRun[Any], _: WorkflowTest) -> None:
+        await run.cancel("changed my mind")
+        with pytest.raises(RunFailed, match="was cancelled"):
+            await run.result()
+
+    started(saga, cancel, mocks={charge: After(60, None), refund: lambda: done.append("refunded")})
+    assert done[:2] == ["charged", "refunded"], "and then the test replays the code"
+
+
+def test_the_arguments_of_an_undo_are_those_of_its_registration() -> None:
+    app = Orchestrator()
+    refunded: list[Item] = []
+
+    @app.task
+    def refund(item: Item) -> None: ...
+
+    @app.workflow(name="undone")
+    async def undone(ctx: WorkflowContext, item: Item) -> None:
+        refunded.append(item)
+
+    @app.workflow(name="saga")
+    async def saga(ctx: WorkflowContext) -> None:
+        item = Item("tea", 9)
+        ctx.compensate(refund, item)
+        ctx.compensate(undone, item)
+        item.price = 4
+        for undo in (refund, undone):
+            with pytest.raises(InvalidTask, match="missing a required argument: 'item'"):
+                ctx.compensate(undo)
+            with pytest.raises(PayloadError, match="cannot be serialised"):
+                ctx.compensate(undo, object())
+        raise WorkflowFailed("no stock")
+
+    with pytest.raises(RunFailed, match="no stock"):
+        played(saga, mocks={refund: refunded.append})
+    assert refunded == [Item("tea", 9), Item("tea", 9)]
 
 
 def test_a_cancelled_workflow_may_still_complete() -> None:

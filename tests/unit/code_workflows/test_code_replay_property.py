@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,13 @@ def test_replay_gives_the_same_commands_at_every_cut(steps: list[Any], seed: int
     # A replay of any prefix of the history gives a prefix of the commands of the whole history.
     whole, _ = fresh(world.run.history)
     timers = {command.id for command in whole if isinstance(command, commands.StartTimer)}
-    # Except from a fact at which the code ended to the marker that rejects that end: the commands were not applied.
-    refused = {n for mark in world.run.history if (at := refused_at(mark)) for n in range(at, mark.number)}
+    # Except from a fact at which the code ended to the marker that rejects that end, and the records that the leader
+    # kept of that turn: the other commands were not applied.
+    refused: set[int] = set()
+    for mark in world.run.history:
+        if at := refused_at(mark):
+            kept = takewhile(lambda event: isinstance(event.what, history.Record), world.run.history[mark.number :])
+            refused.update(range(at, mark.number + len([*kept])))
     for length in sorted({*range(1, len(world.run.history) + 1)} - refused):
         part, _ = fresh(world.run.history[:length])
         part = [one for one in part if not isinstance(one, commands.StartTimer) or one.id in timers]
