@@ -231,8 +231,8 @@ def check_message_id(api: Api, call: Declared, arguments: Arguments) -> None:
     if request is None or run is None or id is None:
         return
     what: Literal["signal", "update"] = "signal" if call.name == "signal" else "update"
-    own = request_id(run, what, id)
-    if not id or request not in (own, api.backend.code.request_of(run, what, id) if is_derived(run) else own):
+    made = api.backend.code.request_of if is_derived(run) else request_id
+    if not id or request not in (request_id(run, what, id), made(run, what, id)):
         raise Forbidden(
             f"The request id does not belong to a message to run {to_text(run)}. A key for some queues or workflows "
             "sends the message's own id, too: use a client of this release."

@@ -46,6 +46,7 @@ GIVEN: dict[str, Any] = {
     "position": -1,
     "promise": "done",
     "reason": "r",
+    "step": None,
     "timeout": 20.0,
     "to": 1,
     "value": WORD,

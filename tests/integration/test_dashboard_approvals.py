@@ -60,7 +60,7 @@ def test_pending_decisions_are_listed_oldest_first(house: House) -> None:
     assert "bank-asks" not in page
     with house.engine.connect() as connection:
         promise, approval = insights.page_of_approvals(connection, limit=10).approvals
-    assert (promise.kind, promise.name, approval.kind, approval.name) == ("promise", "approval 1", "approval", "ask")
+    assert (promise.kind, promise.name, approval.kind, approval.name) == ("promise", "approval-1", "approval", "ask")
     for found, seconds in ((promise, 3_600), (approval, 600)):
         assert abs((datetime.now(UTC) - found.since).total_seconds() - seconds) < 60
 
@@ -153,7 +153,7 @@ def test_a_promise_is_not_resolved_by_an_empty_or_malformed_value(house: House, 
     visitor = Visitor(house.app)
     visitor.get("/ui/approvals")
     before = changes(house)
-    visitor.post(f"/ui/runs/{run}/promises/approval%201/resolve", value=value, back="/ui/approvals")
+    visitor.post(f"/ui/runs/{run}/promises/approval-1/resolve", value=value, back="/ui/approvals")
     assert said in visitor.said()
     assert changes(house) == before
 
@@ -163,7 +163,7 @@ def test_a_promise_is_not_resolved_by_a_value_of_another_type(house: House) -> N
     visitor = Visitor(house.app)
     visitor.get("/ui/approvals")
     before = changes(house)
-    visitor.post(f"/ui/runs/{run}/promises/approval%201/resolve", value='"yes"', back="/ui/approvals")
+    visitor.post(f"/ui/runs/{run}/promises/approval-1/resolve", value='"yes"', back="/ui/approvals")
     assert "expected true or false, found 'yes'" in html.unescape(visitor.said())
     assert changes(house) == before
 
@@ -187,7 +187,7 @@ def test_a_stale_promise_form_does_not_decide_a_later_promise(house: House, act:
     with house.engine.connect() as connection:
         connection.exec_driver_sql("UPDATE orchestrator.promises SET id = gen_random_uuid()")
     before = changes(house)
-    visitor.post(f"/ui/runs/{run}/promises/approval%201/{act}", back="/ui/approvals", promise=promise, **form)
+    visitor.post(f"/ui/runs/{run}/promises/approval-1/{act}", back="/ui/approvals", promise=promise, **form)
     assert "It is already decided" in visitor.said()
     assert changes(house) == before
 
@@ -200,7 +200,7 @@ def test_without_a_scheduler_a_decided_promise_is_reported_as_stored(
     run = code_that_asks(house, "mail")
     visitor = Visitor(house.app)
     visitor.get("/ui/approvals")
-    visitor.post(f"/ui/runs/{run}/promises/approval%201/{act}", back="/ui/approvals", **form)
+    visitor.post(f"/ui/runs/{run}/promises/approval-1/{act}", back="/ui/approvals", **form)
     assert "is stored" in (said := visitor.said())
     assert "no scheduler leads" in said
     with house.engine.connect() as connection:
@@ -220,7 +220,7 @@ def test_without_a_scheduler_clients_learn_that_the_answer_is_stored(
 
     def settle() -> None:
         with pytest.raises(ResultTimeout) as raised:
-            getattr(handle, act)("approval 1", "no")
+            getattr(handle, act)("approval-1", "no")
         said.append(str(raised.value))
 
     thread = Thread(target=settle, daemon=True)
@@ -244,21 +244,21 @@ def test_concurrent_calls_decide_a_promise_once_and_audit_it(house: House) -> No
         finally:
             backend.close()
 
-    threads = [Thread(target=decide, args=("approval 1", value)) for value in range(3)]
+    threads = [Thread(target=decide, args=("approval-1", value)) for value in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert sorted("it was resolved with" in one for one in said) == [False, True, True], said
-    decide("approval 2", 3)
-    decide("one that comes later", 4)
+    decide("approval-2", 3)
+    decide("one-that-comes-later", 4)
     assert said[3:] == ["it is stored, and waited for"] * 2, "another name is another promise"
     with house.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.inbox").scalar_one() == 3
         names = connection.exec_driver_sql(
             "SELECT detail->>'name' FROM orchestrator.audit WHERE target = %s ORDER BY id", (str(run),)
         )
-        assert names.scalars().all() == ["approval 1", "approval 2", "one that comes later"]
+        assert names.scalars().all() == ["approval-1", "approval-2", "one-that-comes-later"]
 
 
 def test_a_client_that_disconnects_early_causes_no_error(house: House, caplog: pytest.LogCaptureFixture) -> None:
@@ -267,7 +267,7 @@ def test_a_client_that_disconnects_early_causes_no_error(house: House, caplog: p
     visitor.get("/ui/approvals")
     form = urlencode({"token": visitor.token(), "value": "true"}).encode()
     cookies = "; ".join(f"{name}={value}" for name, value in visitor.cookies.items())
-    path = f"/ui/runs/{run}/promises/approval 1/resolve"
+    path = f"/ui/runs/{run}/promises/approval-1/resolve"
     scope = {
         "type": "http",
         "method": "POST",

@@ -51,7 +51,7 @@ def test_a_lost_worker_reaches_the_row_through_few_files(system: System) -> None
         with following(*marks_of(raw(handle))) as walk:
             system.scheduler.tick()
         walks.append(walk)
-    assert_short(walks[-1], files=21, stays=39)
+    assert_short(walks[-1], files=23, stays=43)
 
 
 def test_a_run_of_many_tasks_starts_and_ends_in_few_files(system: System) -> None:

@@ -74,7 +74,7 @@ def code_that_asks(house: House, name: str, promises: int = 1, value_type: Any =
             (run.hex, number, kind, data),
         )
         for ordinal in range(1, promises + 1):
-            promise = history.PromiseCreated(ordinal, new_id(), f"approval {ordinal}", schema_of(value_type))
+            promise = history.PromiseCreated(ordinal, new_id(), f"approval-{ordinal}", schema_of(value_type))
             connection.exec_driver_sql(
                 "INSERT INTO orchestrator.promises (run_id, id, name, ordinal) VALUES (%s, %s, %s, %s)",
                 (run.hex, UUID(bytes=promise.id).hex, promise.name, ordinal),

@@ -45,7 +45,8 @@ def sendable(item: PendingReport, worker: str = "", vault: Vault | None = None) 
             return candidate
     if not isinstance(item.report, AttemptReport | Noted):  # tasks were encoded before: see `Reporter.send_tasks`
         return item
-    log.error("worker.report_unsendable task=%s: %s", to_text(item.report.id), problem)
+    task = to_text(item.report.id)
+    log.error("worker.report_unsendable task=%s: %s", task, problem, extra={"task_id": task})
     return replace(item, turn=None, report=_failure(item.report, problem))
 
 

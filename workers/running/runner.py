@@ -57,10 +57,12 @@ class _CurrentThread(threading.local):
     def __init__(self) -> None:
         self.interrupt = partial(DELIVERY.send, threading.get_ident())
 
-    def interrupt_as(self, task: Task[..., Any]) -> Callable[[type[BaseException]], object]:
+    def interrupt_as(
+        self, others: Mapping[type[BaseException], type[BaseException]]
+    ) -> Callable[[type[BaseException]], object]:
         """Return the callback that interrupts a task's code with the exceptions that the code expects."""
-        send, others = self.interrupt, task._interruptions
-        return send if others is None else lambda reason: send(others.get(reason, reason))
+        send = self.interrupt
+        return lambda reason: send(others.get(reason, reason))
 
 
 _CURRENT_THREAD = _CurrentThread()
@@ -109,7 +111,8 @@ class Runner:
         if task._is_async:
             return self.run_on(asyncio.Runner(), job)
         try:
-            job.interruptible(_CURRENT_THREAD.interrupt_as(task))
+            others = task._interruptions
+            job.interruptible(_CURRENT_THREAD.interrupt if others is None else _CURRENT_THREAD.interrupt_as(others))
             arguments, keywords = self._arguments(task, job)
             enter_task(runtime := JobRuntime(job, self._outbox, self._database, self._results))
             if (hooks := self.client.middleware) is None:

@@ -26,7 +26,7 @@ Reported = tuple[str, str, Report]
 """Entry id, worker and report."""
 VERDICT = "reconcile"
 """The entry id of the reconciler's own reports. It repeats them while they are true."""
-_BEYOND_COMPLETION = (Failed, Lost, Returned, Noted)
+BEYOND_COMPLETION = (Failed, Lost, Returned, Noted)
 """Reports that may arrive while a transaction of the same attempt commits."""
 _LONG, _LOG_INTERVAL = 5.0, 10.0
 """Seconds after which a lock is logged, and between two log entries."""
@@ -45,7 +45,7 @@ class LockedTasks:
 
         Other kinds of reports meet a lock only if a person holds it. A bisecting tick checks them, too.
         """
-        kinds = Report if tx.is_bisecting else _BEYOND_COMPLETION
+        kinds = Report if tx.is_bisecting else BEYOND_COMPLETION
         ids = {_task_of(report) for _, _, report in reports if isinstance(report, kinds)} - {b""}
         if not ids:
             return reports

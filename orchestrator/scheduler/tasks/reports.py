@@ -48,7 +48,7 @@ from orchestrator.scheduler.code.batches import apply_activations
 from orchestrator.scheduler.code.next_turns import apply_last_turns, apply_steps, steps_of
 from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
 from orchestrator.scheduler.tasks.creation import create_enqueued, log_failed
-from orchestrator.scheduler.tasks.locked import LockedTasks, Reported
+from orchestrator.scheduler.tasks.locked import BEYOND_COMPLETION, LockedTasks, Reported
 from orchestrator.scheduler.transaction import Transaction, isolate
 from orchestrator.store.postgres_errors import error_line
 from orchestrator.store.tasks import details, transitions, unique, waiting
@@ -134,7 +134,8 @@ class Reports:
 
     def _apply(self, tx: Transaction, reports: Sequence[Reported]) -> None:
         """Move tasks to the states that their current attempts report, unless others have locked their rows."""
-        reports = self.locked.keep(tx, reports)
+        if tx.is_bisecting or any(isinstance(report, BEYOND_COMPLETION) for _, _, report in reports):
+            reports = self.locked.keep(tx, reports)
         attempts: list[tuple[str, AttemptReport]] = []
         children: list[NewTask] = []
         notes: list[Noted] = []

@@ -38,7 +38,7 @@ class RunCalls(Protocol):
         A cancelled run stays as it is.
         """
 
-    @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True, for_programs=True)
+    @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True)
     def withhold(self, run: Id, step: str | None) -> None:
         """Start no further tasks of a composition, or not the one of `step`. Running tasks continue."""
 
