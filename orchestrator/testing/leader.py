@@ -369,6 +369,7 @@ class MemoryLeader:
             self._notify_waiters(run)
         for child in run.children.values():
             if child.terminates and child.end is None:
+                child.terminated = True
                 self.end(child, commands.CancelRun())
 
     def _continue(self, run: Run, end: commands.ContinueRun) -> None:
