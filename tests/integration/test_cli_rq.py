@@ -90,7 +90,7 @@ def test_jobs_become_those_of_a_program_that_has_changed_its_imports(
     rq.enqueue(fail, 2)
     result = run("--app", "orchestrator.compat.rq:app", "--task", f"{DOUBLE}=sums:twice")
     assert result.output == "2 jobs of queue old enqueued here.\n"
-    assert stored(system) == [("sums:twice", "default"), ("tests.integration.rq_jobs:fail", "default")]
+    assert sorted(stored(system)) == [("sums:twice", "default"), ("tests.integration.rq_jobs:fail", "default")]
 
 
 @pytest.mark.parametrize("place", ["after taking", "after enqueueing"])
