@@ -209,6 +209,15 @@ def test_an_error_of_the_callers_iterator_is_raised_unchanged(
         assert connection.execute(text("SELECT count(*) FROM orchestrator.tasks")).scalar_one() == 1
 
 
+@pytest.fixture
+def _interrupts_raise() -> Iterator[None]:
+    """Install Python's own handler: a command that another test ran in this process may have left its own."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interrupts_raise")
 def test_an_interrupt_during_bulk_enqueue_raises_keyboard_interrupt(app: Orchestrator, engine: Engine) -> None:
     """Python runs signal handlers when the driver returns from Postgres, to read the next calls."""
     task = app.task(name="job")(lambda value: value)
