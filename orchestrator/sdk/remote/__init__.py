@@ -220,20 +220,11 @@ class RemoteCode(_Code, _Part):  # type: ignore[misc]
             else:
                 return
 
-    def update(
-        self,
-        run: bytes,
-        name: str,
-        payload: bytes,
-        timeout: float,
-        request: bytes | None = None,
-        answered: bool = True,
-        id: str = "",
-    ) -> Steps[bytes]:
-        return _with_id(partial(super().update, run, name, payload, timeout, request, answered), id)
+    def update(self, *args: Any, id: str = "", **options: Any) -> Steps[bytes]:
+        return _with_id(partial(super().update, *args, **options), id)
 
-    def update_answer(self, run: bytes, request: bytes, timeout: float, id: str = "") -> Steps[bytes]:
-        return _with_id(partial(super().update_answer, run, request, timeout), id)
+    def update_answer(self, *args: Any, id: str = "") -> Steps[bytes]:
+        return _with_id(partial(super().update_answer, *args), id)
 
     def update_stage(self, run: bytes, request: bytes, id: str = "") -> str:
         try:
